@@ -1,0 +1,1 @@
+"""The vocabulary: frozen dataclasses and arithmetic. No I/O, no clock, standard library only."""

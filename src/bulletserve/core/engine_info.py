@@ -1,0 +1,31 @@
+"""What a ready engine says of itself: everything the front must know to check requests without asking.
+
+Knows nothing about how the numbers came about.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """Facts that hold from ready to the end.
+
+    `max_model_len` is the longest prompt plus output in tokens; `concurrency` is how many such requests the cache
+    holds at once.
+    """
+
+    model_name: str
+    vocab_size: int
+    max_model_len: int
+    block_size: int
+    total_blocks: int
+    max_seqs: int
+    policy: str
+    device: str
+    dtype: str
+    prefix_caching: bool
+
+    @property
+    def concurrency(self) -> float:
+        """Requests of `max_model_len` tokens that the cache holds at once."""
+        return self.total_blocks * self.block_size / self.max_model_len

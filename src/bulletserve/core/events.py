@@ -1,0 +1,90 @@
+"""What the loop hears and what it says.
+
+Knows nothing about sockets or devices. Heard: `Arrived`, `Aborted`, `Stop` from outside, `StepDone` from the
+executor. Said: one `Output` a turn, with arrays of ids and never a message per token.
+"""
+
+from dataclasses import dataclass
+
+from bulletserve.core.request import Finished, Request
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A new request."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    """Nobody waits for this request any more. Unknown ids are ignored: it may just have ended."""
+
+    request_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the loop now; open requests end with `abort`."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheReset:
+    """Forget every cached prefix."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """A step has run, or failed with `error`. `fatal`: the device can do no further work.
+
+    `tokens` in the order of the launch: parts that sample, then rows. Times in seconds of the loop's clock.
+    """
+
+    step_id: int
+    tokens: tuple[int, ...]
+    started_s: float
+    finished_s: float
+    error: str = ""
+    fatal: bool = False
+
+
+Event = Arrived | Aborted | Stop | CacheReset | StepDone
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What one turn has to tell the requests' owners.
+
+    `tokens[i]` is the next token of `request_ids[i]`, which may appear more than once.
+    `first_tokens` pairs requests whose first token is among them with the prompt tokens found in the cache.
+    """
+
+    now_s: float
+    request_ids: tuple[int, ...]
+    tokens: tuple[int, ...]
+    first_tokens: tuple[tuple[int, int], ...]
+    finished: tuple[Finished, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How the engine is doing, told at least once a second.
+
+    `oldest_step_s`: age of the oldest step that has not finished, 0 when idle.
+    Counters are totals since the start.
+    """
+
+    now_s: float
+    running: int
+    waiting: int
+    used_blocks: int
+    total_blocks: int
+    oldest_step_s: float
+    prefill_sms: int
+    decode_sms: int
+    preemptions: int
+    prefix_queried_tokens: int
+    prefix_hit_tokens: int
+    turns: int
+    both_lanes_s: float
+    longest_gap_s: float

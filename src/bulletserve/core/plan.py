@@ -1,0 +1,81 @@
+"""What to start now: the one thing a policy says and an executor hears.
+
+Knows nothing about who made it. The rules a plan must keep are in `scheduler/plan_check`. No field exists for
+one policy only.
+
+A step that asks for all SMs is ordered behind whatever is queued on either lane; a step that asks for a share
+is ordered behind its own lane alone. That one rule makes time slicing, mixed batches and side-by-side lanes
+the same kind of plan.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+Rows = Literal["all", "free", "masked"]
+
+
+class Lane(StrEnum):
+    """What carries steps."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillGroup:
+    """Some layers of one prefill batch. `token_ranges[i]` is the half-open range of request i's tokens."""
+
+    requests: tuple[int, ...]
+    token_ranges: tuple[tuple[int, int], ...]
+    layer_range: tuple[int, int]
+    sms: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeStep:
+    """One more token for every row of a kind: `free` (a step ahead), `masked` (one deep), or `all`."""
+
+    rows: Rows
+    sms: int
+
+
+@dataclass(frozen=True, slots=True)
+class MixedStep:
+    """A prefill chunk and the decode batch in one forward over all layers."""
+
+    requests: tuple[int, ...]
+    token_ranges: tuple[tuple[int, int], ...]
+    rows: Rows
+    sms: int
+
+
+Start = PrefillGroup | DecodeStep | MixedStep
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A request that is answered with an error instead of being run."""
+
+    request_id: int
+    reason: str
+    retry_after_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do now: start steps, admit waiting requests, preempt running ones, refuse some.
+
+    `because` is a short reason with the forecasts used, for logs and replays.
+    """
+
+    starts: tuple[Start, ...] = ()
+    admit: tuple[int, ...] = ()
+    preempt: tuple[int, ...] = ()
+    refuse: tuple[Refusal, ...] = ()
+    because: str = ""
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing to do: every lane finishes what is queued, then idles."""
+        return not (self.starts or self.admit or self.preempt or self.refuse)

@@ -1,0 +1,141 @@
+"""One request's life inside the engine, as numbers.
+
+Knows nothing about other requests. Counts come in two tenses: *projected* ones (`computed`, `kv_tokens`,
+`pending`) hold what started steps will have done, because decisions are made one step ahead; `tokens` and
+`settled` hold what is known.
+"""
+
+from collections.abc import Sequence
+from enum import Enum
+
+from bulletserve.core.launch import Seat
+from bulletserve.core.prefix import next_hash, root_hash
+from bulletserve.core.request import Request
+from bulletserve.core.snapshot import AdmittedEntry, WaitingEntry
+
+
+class Phase(Enum):
+    """Where a request is. A preempted request goes back to WAITING by way of LEAVING."""
+
+    WAITING = "in the queue, holding nothing"
+    ADMITTED = "blocks and seat reserved, in no started prefill batch"
+    PREFILLING = "in the started prefill batch, or its first token is being drawn"
+    DECODING = "a row of every decode step"
+    LEAVING = "in no further step; holds its blocks until the last started one has run"
+
+
+class Job:
+    """The mutable record of one request.
+
+    tokens: prompt and what was generated. target: tokens that must be in the cache before the next token can be
+    drawn. in_flight: started steps (or a prefill batch between its layers) that may touch its blocks.
+    """
+
+    __slots__ = (
+        "cached",
+        "computed",
+        "ended",
+        "first_token_s",
+        "generated",
+        "hashes",
+        "id",
+        "in_flight",
+        "kv_tokens",
+        "max_tokens",
+        "pending",
+        "phase",
+        "prompt_tokens",
+        "request",
+        "seat",
+        "seated",
+        "settled",
+        "slack_key_s",
+        "stop_ids",
+        "target",
+        "tokens",
+    )
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.id = request.id
+        self.max_tokens = request.max_tokens
+        self.stop_ids = request.stop_ids
+        self.tokens = list(request.prompt_ids)
+        self.hashes = list(request.block_hashes)
+        self.prompt_tokens = len(self.tokens)
+        self.phase = Phase.WAITING
+        self.target = self.prompt_tokens
+        self.seat = -1
+        self.seated = False
+        self.cached = 0
+        self.computed = 0
+        self.settled = 0
+        self.kv_tokens = 0
+        self.generated = 0
+        self.pending = 0
+        self.in_flight = 0
+        self.ended = False
+        self.first_token_s: float | None = None
+        self.slack_key_s = 0.0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether started steps already draw its last allowed token."""
+        return self.generated + self.pending >= self.max_tokens
+
+    def waiting_entry(self, block_size: int) -> WaitingEntry:
+        """Its entry in the queue."""
+        request = self.request
+        return WaitingEntry(
+            request.id,
+            request.arrival_s,
+            self.target,
+            -(-self.target // block_size),
+            request.slo.ttft_deadline_s(request.arrival_s),
+            request.slo.name,
+            request.priority,
+            self.generated > 0,
+        )
+
+    def admitted_entry(self) -> AdmittedEntry:
+        """Its entry among the admitted."""
+        request = self.request
+        deadline_s = request.slo.ttft_deadline_s(request.arrival_s)
+        return AdmittedEntry(request.id, request.arrival_s, self.target, self.computed, deadline_s, request.slo.name)
+
+    def take_seat(self, seat: int, cached_tokens: int) -> None:
+        """Admitted: blocks are reserved and the first `cached_tokens` are in the cache."""
+        self.phase = Phase.ADMITTED
+        self.seat = seat
+        self.seated = False
+        self.cached = self.computed = self.settled = cached_tokens
+
+    def seat_card(self, blocks: Sequence[int]) -> Seat:
+        """What the device must know of it."""
+        request = self.request
+        return Seat(
+            self.seat,
+            request.id,
+            tuple(self.tokens),
+            self.cached,
+            tuple(blocks),
+            request.temperature,
+            request.top_p,
+            request.top_k,
+            request.seed,
+        )
+
+    def leave_seat(self) -> None:
+        """Preempted and out of every step: everything is computed again later."""
+        self.phase = Phase.WAITING
+        self.target = len(self.tokens)
+        self.seat = -1
+        self.cached = self.computed = self.settled = self.kv_tokens = 0
+
+    def block_name(self, index: int, block_size: int) -> bytes:
+        """The hash of its block `index`, all of whose tokens are known."""
+        while len(self.hashes) <= index:
+            start = len(self.hashes) * block_size
+            parent = self.hashes[-1] if self.hashes else root_hash(self.request.cache_salt)
+            self.hashes.append(next_hash(parent, self.tokens[start : start + block_size]))
+        return self.hashes[index]

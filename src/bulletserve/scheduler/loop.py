@@ -1,0 +1,110 @@
+"""The loop: events in, plans made, steps started. The same for a GPU, CPU threads and the simulator.
+
+Knows nothing about any of them. One turn: wait for anything to happen, take it in, show the policy what is, check
+what it wants, start it, tell the owners. The policy is asked again until it has nothing to add, so admitting and
+starting are two plans of one turn.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+
+from bulletserve.core.events import Event
+from bulletserve.core.plan import Plan
+from bulletserve.core.ports import Clock, Executor, Inbox, Outlet
+from bulletserve.core.request import FinishReason
+from bulletserve.scheduler.plan_check import plan_check
+from bulletserve.scheduler.policy import Policy
+from bulletserve.scheduler.state import State
+
+STATUS_PERIOD_S = 1.0
+MAX_PLANS_PER_TURN = 8
+
+_log = logging.getLogger(__name__)
+
+Observer = Callable[[float, Sequence[Event], Sequence[Plan]], None]
+
+
+class Loop:
+    """Owns a state and drives it. All methods belong to one thread.
+
+    `observer` is called once a turn with the time, the events and the plans that were carried out.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        policy: Policy,
+        executor: Executor,
+        inbox: Inbox,
+        clock: Clock,
+        outlet: Outlet,
+        observer: Observer | None = None,
+    ) -> None:
+        self.state = state
+        self.policy = policy
+        self._executor = executor
+        self._inbox = inbox
+        self._clock = clock
+        self._outlet = outlet
+        self._observer = observer
+        self._turns = 0
+        self._status_due_s = 0.0
+
+    def run(self) -> str:
+        """Turn until stopped. Returns the device's fault, or "" after an orderly stop.
+
+        Whatever happens, every open request is answered before this returns or raises.
+        """
+        state = self.state
+        try:
+            while not (state.stopped or state.fault):
+                self.turn()
+        except BaseException as error:
+            state.end_all(FinishReason.ERROR, f"the scheduler failed: {error!r}")
+            self._tell(self._clock.now_s())
+            raise
+        if state.fault:
+            state.end_all(FinishReason.ERROR, state.fault)
+        else:
+            state.end_all(FinishReason.ABORT, "the engine was stopped")
+        self._tell(self._clock.now_s())
+        return state.fault
+
+    def turn(self) -> None:
+        """Wait for something, take it in, decide, start, tell."""
+        events = self._inbox.wait(self._status_due_s)
+        self.handle(events)
+
+    def handle(self, events: Sequence[Event]) -> None:
+        """The turn after the wait."""
+        now_s = self._clock.now_s()
+        state = self.state
+        for event in events:
+            state.apply(event, now_s)
+        plans = () if state.stopped or state.fault else self._decide(now_s)
+        self._tell(now_s)
+        self._turns += 1
+        if now_s >= self._status_due_s:
+            self._status_due_s = now_s + STATUS_PERIOD_S
+            self._outlet.report(state.status(now_s, self._turns))
+        if self._observer is not None:
+            self._observer(now_s, events, plans)
+
+    def _decide(self, now_s: float) -> Sequence[Plan]:
+        plans: list[Plan] = []
+        for _ in range(MAX_PLANS_PER_TURN):
+            snapshot = self.state.snapshot(now_s)
+            plan = self.policy.decide(snapshot)
+            if plan.is_empty:
+                break
+            plan_check(snapshot, plan)
+            if _log.isEnabledFor(logging.DEBUG):
+                _log.debug("%.6f %s", now_s, plan)
+            self.state.carry_out(plan, now_s, self._executor.start)
+            plans.append(plan)
+        return plans
+
+    def _tell(self, now_s: float) -> None:
+        output = self.state.take_output(now_s)
+        if output is not None:
+            self._outlet.emit(output)

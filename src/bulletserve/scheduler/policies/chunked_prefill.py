@@ -1,0 +1,47 @@
+"""`chunked_prefill`: one forward carries a prefill chunk and the whole decode batch, on the whole device.
+
+What vLLM, SGLang and SARATHI do. The budget bounds a step's tokens, so it trades the gap of running streams
+against the speed of prompts; it is a proxy for a latency target and has to be tuned per model and load.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from bulletserve.core.errors import ConfigError
+from bulletserve.core.plan import DecodeStep, MixedStep, Plan
+from bulletserve.core.snapshot import LANE_DEPTH, Snapshot
+from bulletserve.scheduler.batching import admissions, admitted_tokens, make_room, prompt_ranges
+
+
+@dataclass(frozen=True)
+class ChunkedPrefill:
+    """`budget`: most tokens of a step, prefill and decode together, as in vLLM."""
+
+    budget: int = 2048
+    name: ClassVar[str] = "chunked_prefill"
+
+    def __post_init__(self) -> None:
+        if self.budget < 1:
+            raise ConfigError("budget must be at least 1")
+
+    def decide(self, snapshot: Snapshot) -> Plan:
+        """Fill what decode leaves of the budget with prompt tokens, oldest prompt first."""
+        whole = snapshot.limits.lattice.total_sms
+        if max(snapshot.prefill_lane.queued, snapshot.decode_lane.queued) >= LANE_DEPTH:
+            return Plan(because="a step ahead already")
+        victims, rows, missing = make_room(snapshot)
+        if victims or missing > 0:
+            return Plan(preempt=victims, because=f"{missing} blocks are missing")
+        room = max(self.budget - rows, 0 if rows else 1)
+        lacking = room - admitted_tokens(snapshot)
+        admit = admissions(snapshot, lacking) if lacking > 0 else ()
+        if admit:
+            return Plan(admit=admit, because=f"room for {lacking} prompt tokens")
+        requests, ranges = prompt_ranges(snapshot, room)
+        if requests:
+            tokens = sum(end - start for start, end in ranges)
+            return Plan(
+                starts=(MixedStep(requests, ranges, "all", whole),),
+                because=f"{tokens} prompt tokens beside {rows} rows",
+            )
+        return Plan(starts=(DecodeStep("all", whole),) if rows else (), because="no prompt waits")

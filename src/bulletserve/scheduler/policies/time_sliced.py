@@ -1,0 +1,41 @@
+"""`time_sliced`: prefill and decode take turns on the whole device, waiting prompts first.
+
+All layers and tokens of one prefill batch run back to back; every running stream pauses for as long.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from bulletserve.core.errors import ConfigError
+from bulletserve.core.plan import Plan
+from bulletserve.core.snapshot import Snapshot
+from bulletserve.scheduler.batching import admissions, admitted_tokens, decode_or_preempt, next_group
+
+
+@dataclass(frozen=True)
+class TimeSliced:
+    """`batch_tokens`: most tokens of one prefill batch."""
+
+    batch_tokens: int = 2048
+    name: ClassVar[str] = "time_sliced"
+
+    def __post_init__(self) -> None:
+        if self.batch_tokens < 1:
+            raise ConfigError("batch_tokens must be at least 1")
+
+    def decide(self, snapshot: Snapshot) -> Plan:
+        """Admit, else prefill, else decode."""
+        whole = snapshot.limits.lattice.total_sms
+        if snapshot.prefill_lane.queued or snapshot.prefilling_rows:
+            return Plan(because="a prefill batch has the device")
+        room = self.batch_tokens - admitted_tokens(snapshot)
+        admit = admissions(snapshot, room) if room > 0 else ()
+        if admit:
+            return Plan(admit=admit, because="waiting prompts first")
+        group = next_group(snapshot, self.batch_tokens, whole, whole=True)
+        if group is not None:
+            return Plan(starts=(group,), because="waiting prompts first")
+        if snapshot.decode_lane.queued >= 2:
+            return Plan(because="decode is a step ahead")
+        step, victims = decode_or_preempt(snapshot, whole)
+        return Plan(starts=(step,) if step else (), preempt=victims, because="no prompt waits")

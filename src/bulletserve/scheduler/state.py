@@ -1,0 +1,433 @@
+"""The engine's state as the scheduler knows it: events change it, snapshots show it, plans project it.
+
+Knows nothing about policies, devices or sockets. Every step is planned from the projected state, one step ahead:
+starting a decode step assumes that all its rows continue. When a step's tokens arrive and a row turns out to have
+ended, the token that the next step draws for it is void: it is not told, not counted and not cached, and the row's
+blocks are freed only when that step has run too.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from heapq import nlargest
+
+from bulletserve.core.events import Aborted, Arrived, CacheReset, Event, Output, Status, StepDone, Stop
+from bulletserve.core.launch import Launch, PromptPart, Seat
+from bulletserve.core.plan import DecodeStep, Lane, MixedStep, Plan, PrefillGroup, Start
+from bulletserve.core.request import Finished, FinishReason
+from bulletserve.core.snapshot import (
+    VICTIMS_SHOWN,
+    AdmittedEntry,
+    LaneState,
+    Limits,
+    PrefillProgress,
+    Snapshot,
+    Victim,
+)
+from bulletserve.scheduler.decode_set import DecodeSet
+from bulletserve.scheduler.job import Job, Phase
+from bulletserve.scheduler.kv_ledger import KvLedger
+from bulletserve.scheduler.ordering import Ordering, Queue, fcfs
+from bulletserve.telemetry.lanes import LaneTimes
+
+
+@dataclass(slots=True)
+class _Step:
+    """A started step: whose tokens it brings, and whose blocks it lets go when it ends."""
+
+    started_s: float
+    launch: Launch = field(init=False)
+    drawn: tuple[Job, ...] = ()
+    holders: tuple[Job, ...] = ()
+    settles: tuple[tuple[Job, int], ...] = ()
+
+
+class State:
+    """Requests, seats and blocks of one engine. Owned by the loop's thread."""
+
+    def __init__(self, limits: Limits, ledger: KvLedger, ordering: Ordering = fcfs) -> None:
+        self.limits = limits
+        self.ledger = ledger
+        self.lanes = LaneTimes()
+        self.preemptions = 0
+        self.queried_tokens = 0
+        self.hit_tokens = 0
+        self.stopped = False
+        self.fault = ""
+        self._queue = Queue(ordering)
+        self._jobs: dict[int, Job] = {}
+        self._admitted: dict[int, Job] = {}
+        self._admitted_entries: tuple[AdmittedEntry, ...] | None = ()
+        self._batch: tuple[Job, ...] = ()
+        self._progress: PrefillProgress | None = None
+        self._drawing = 0
+        self._decoding = DecodeSet(limits.block_size)
+        self._seats = list(range(limits.max_seqs - 1, -1, -1))
+        self._steps: dict[int, _Step] = {}
+        self._next_step = 0
+        self._lane_sms = {Lane.PREFILL: 0, Lane.DECODE: 0}
+        self._told_ids: list[int] = []
+        self._told_tokens: list[int] = []
+        self._firsts: list[tuple[int, int]] = []
+        self._finished: list[Finished] = []
+
+    @property
+    def is_idle(self) -> bool:
+        """No open request and no step under way."""
+        return not self._jobs and not self._steps
+
+    # --- events ---------------------------------------------------------------------------------------------
+
+    def apply(self, event: Event, now_s: float) -> None:
+        """Take in one event."""
+        match event:
+            case StepDone():
+                self._step_done(event, now_s)
+            case Arrived(request):
+                job = self._jobs[request.id] = Job(request)
+                self._queue.add(job.waiting_entry(self.limits.block_size))
+            case Aborted(request_id):
+                if request_id in self._jobs:
+                    self._end(self._jobs[request_id], FinishReason.ABORT)
+            case CacheReset():
+                self.ledger.forget_prefixes()
+            case Stop():
+                self.stopped = True
+
+    def end_all(self, reason: FinishReason, message: str = "") -> None:
+        """End every open request, whatever it is doing."""
+        for job in list(self._jobs.values()):
+            self._end(job, reason, message=message)
+
+    def _step_done(self, done: StepDone, now_s: float) -> None:
+        step = self._steps.pop(done.step_id)
+        self.lanes.observe(step.launch.lane, done.started_s, done.finished_s, bool(step.launch.rows))
+        if done.error:
+            self._step_failed(step, done)
+        else:
+            for job, tokens in step.settles:
+                self._settle(job, tokens)
+            self._take_tokens(step.drawn, done.tokens, now_s)
+        for job in step.holders:
+            job.in_flight -= 1
+            if job.phase is Phase.LEAVING:
+                self._vacate_if_idle(job)
+        if not self._decoding:
+            self.lanes.pause()
+
+    def _step_failed(self, step: _Step, done: StepDone) -> None:
+        """End every request of the step; of a batch between its layers, all members."""
+        if done.fatal:
+            self.fault = done.error
+        for job in step.drawn:
+            job.pending -= 1
+        start = step.launch.step
+        batch: tuple[Job, ...] = ()
+        if isinstance(start, PrefillGroup) and start.layer_range[1] != self.limits.num_layers:
+            batch = self._batch
+        for job in (*batch, *step.holders):
+            self._end(job, FinishReason.ERROR, message=done.error)
+
+    def _take_tokens(self, jobs: Sequence[Job], tokens: Sequence[int], now_s: float) -> None:
+        """One pass over the rows of a step; whatever is not plain goes to `_milestone`."""
+        block_size = self.limits.block_size
+        tell_id, tell_token = self._told_ids.append, self._told_tokens.append
+        for job, token in zip(jobs, tokens, strict=True):
+            job.pending -= 1
+            if job.ended:
+                continue
+            known = job.tokens
+            known.append(token)
+            job.generated += 1
+            tell_id(job.id)
+            tell_token(token)
+            if (
+                job.first_token_s is None
+                or token in job.stop_ids
+                or job.generated >= job.max_tokens
+                or job.phase is not Phase.DECODING
+                or (len(known) - 1) % block_size == 0
+            ):
+                self._milestone(job, token, now_s)
+
+    def _milestone(self, job: Job, token: int, now_s: float) -> None:
+        if job.first_token_s is None:
+            job.first_token_s = now_s
+            self._firsts.append((job.id, min(job.cached, job.prompt_tokens)))
+        if token in job.stop_ids:
+            self._end(job, FinishReason.STOP, stop_id=token)
+        elif job.generated >= job.max_tokens:
+            self._end(job, FinishReason.LENGTH)
+        elif job.phase is Phase.PREFILLING:
+            self._drawing -= 1
+            job.phase = Phase.DECODING
+            self._decoding.join(job, now_s)
+        elif job.phase is Phase.DECODING:
+            self._settle(job, len(job.tokens) - 1)
+
+    def _settle(self, job: Job, tokens: int) -> None:
+        """The first `tokens` tokens of a job are in the cache for certain: name the blocks they fill."""
+        block_size = self.limits.block_size
+        if job.ended or not self.ledger.caching:
+            return
+        for index in range(job.settled // block_size, tokens // block_size):
+            self.ledger.register(job.id, index, job.block_name(index, block_size))
+        job.settled = max(job.settled, tokens)
+
+    # --- ends -----------------------------------------------------------------------------------------------
+
+    def _end(
+        self,
+        job: Job,
+        reason: FinishReason,
+        stop_id: int | None = None,
+        message: str = "",
+        retry_after_s: float | None = None,
+    ) -> None:
+        if not job.ended:
+            job.ended = True
+            self._finished.append(Finished(job.id, reason, stop_id, message, retry_after_s))
+            del self._jobs[job.id]
+            self._withdraw(job)
+
+    def _withdraw(self, job: Job) -> None:
+        """Take a job out of all that is planned from; it vacates once no started step can touch its blocks."""
+        match job.phase:
+            case Phase.WAITING:
+                self._queue.remove(job.id)
+                return
+            case Phase.ADMITTED:
+                del self._admitted[job.id]
+                self._admitted_entries = None
+            case Phase.PREFILLING:
+                self._drawing -= job not in self._batch
+            case Phase.DECODING if job in self._decoding:
+                self._decoding.leave(job)
+        job.phase = Phase.LEAVING
+        if job in self._batch and all(member.ended for member in self._batch):
+            self._drop_batch()
+        self._vacate_if_idle(job)
+
+    def _drop_batch(self) -> None:
+        """Nobody waits for the batch between its layers any more: its last started group lets its blocks go."""
+        batch, self._batch, self._progress = self._batch, (), None
+        groups = [s for s in self._steps.values() if isinstance(s.launch.step, PrefillGroup)]
+        if groups:
+            groups[-1].holders += batch
+            return
+        for job in batch:
+            job.in_flight -= 1
+            self._vacate_if_idle(job)
+
+    def _vacate_if_idle(self, job: Job) -> None:
+        if job.in_flight or job.phase is not Phase.LEAVING:
+            return
+        self.ledger.release(job.id)
+        self._seats.append(job.seat)
+        job.leave_seat()
+        if not job.ended:
+            self._queue.add(job.waiting_entry(self.limits.block_size))
+
+    # --- plans ----------------------------------------------------------------------------------------------
+
+    def carry_out(self, plan: Plan, now_s: float, start: Callable[[Launch], None]) -> None:
+        """Do what a checked plan says; `start` receives each launch."""
+        for refusal in plan.refuse:
+            job = self._jobs[refusal.request_id]
+            retry_s = refusal.retry_after_s
+            self._end(job, FinishReason.REFUSED, message=refusal.reason, retry_after_s=retry_s)
+        for request_id in plan.preempt:
+            self.preemptions += 1
+            self._withdraw(self._jobs[request_id])
+        for request_id in plan.admit:
+            self._admit(self._jobs[request_id])
+        for step in plan.starts:
+            start(self._launch(step, now_s))
+
+    def _admit(self, job: Job) -> None:
+        block_size = self.limits.block_size
+        self._queue.remove(job.id)
+        known = (job.target - 1) // block_size
+        names: list[bytes] = []
+        if self.ledger.caching:
+            names = [job.block_name(index, block_size) for index in range(known)]
+            self.queried_tokens += job.target
+        hits = self.ledger.allocate(job.id, self.ledger.blocks_for(job.target), names)
+        self.hit_tokens += hits * block_size
+        job.take_seat(self._seats.pop(), hits * block_size)
+        self._admitted[job.id] = job
+        self._admitted_entries = None
+
+    def _launch(self, start: Start, now_s: float) -> Launch:
+        """Project the step: rows first, because requests whose prompt ends here join the step after it."""
+        step = _Step(started_s=now_s)
+        seats: tuple[Seat, ...] = ()
+        parts: tuple[PromptPart, ...] = ()
+        blocks: list[tuple[int, int]] = []
+        rows: tuple[int, ...] = ()
+        if isinstance(start, DecodeStep | MixedStep) and self._decoding:
+            rows = self._decoding.rows
+            blocks = self._project_rows(step)
+        if isinstance(start, PrefillGroup | MixedStep):
+            layers = (0, self.limits.num_layers) if isinstance(start, MixedStep) else start.layer_range
+            if layers[0] == 0:
+                seats = self._open_batch(start.requests)
+            parts = tuple(
+                PromptPart(job.seat, first, end, end == job.target)
+                for job, (first, end) in zip(self._batch, start.token_ranges, strict=True)
+            )
+            if layers[1] == self.limits.num_layers:
+                self._close_batch(step, start.token_ranges, now_s, join=isinstance(start, MixedStep))
+            else:
+                self._progress = PrefillProgress(start.requests, start.token_ranges, layers[1])
+        step.launch = Launch(self._next_step, start, seats, tuple(blocks), parts, rows)
+        self._steps[self._next_step] = step
+        self._next_step += 1
+        self._lane_sms[step.launch.lane] = start.sms
+        return step.launch
+
+    def _project_rows(self, step: _Step) -> list[tuple[int, int]]:
+        jobs, block_size = self._decoding.jobs, self.limits.block_size
+        blocks = [(j.seat, self.ledger.extend(j.id)) for j in jobs if j.kv_tokens % block_size == 0]
+        self._decoding.step()
+        for job in jobs:
+            if job.generated + job.pending >= job.max_tokens:
+                self._decoding.leave(job)
+        step.drawn = step.holders = jobs
+        return blocks
+
+    def _open_batch(self, requests: tuple[int, ...]) -> tuple[Seat, ...]:
+        """Requests leave the admitted for a batch, which holds their blocks from its first layer to its last."""
+        self._batch = tuple(self._jobs[request_id] for request_id in requests)
+        seats: list[Seat] = []
+        for job in self._batch:
+            del self._admitted[job.id]
+            job.phase = Phase.PREFILLING
+            job.in_flight += 1
+            if not job.seated:
+                job.seated = True
+                seats.append(job.seat_card(self.ledger.held(job.id)))
+        self._admitted_entries = None
+        return tuple(seats)
+
+    def _close_batch(self, step: _Step, ranges: tuple[tuple[int, int], ...], now_s: float, *, join: bool) -> None:
+        """The batch's last layer is started. Finished prompts draw a token; `join`: they decode from the next step."""
+        batch, self._batch, self._progress = self._batch, (), None
+        drawn: list[Job] = []
+        for job, (_, end) in zip(batch, ranges, strict=True):
+            job.computed = end
+            if end < job.target:
+                if not job.ended:
+                    job.phase = Phase.ADMITTED
+                    self._admitted[job.id] = job
+                    self._admitted_entries = None
+                continue
+            drawn.append(job)
+            job.kv_tokens = job.target
+            job.pending += 1
+            if job.ended:
+                continue
+            if join and not job.is_full:
+                job.phase = Phase.DECODING
+                self._decoding.join(job, now_s)
+            else:
+                self._drawing += 1
+        step.drawn = (*drawn, *step.drawn)
+        step.holders = (*step.holders, *batch)
+        step.settles = tuple((job, end) for job, (_, end) in zip(batch, ranges, strict=True))
+
+    # --- what others see ------------------------------------------------------------------------------------
+
+    def snapshot(self, now_s: float) -> Snapshot:
+        """The projected state, frozen."""
+        if self._admitted_entries is None:
+            self._admitted_entries = tuple(job.admitted_entry() for job in self._admitted.values())
+        needed = self._decoding.blocks_needed
+        free = self.ledger.free_blocks
+        return Snapshot(
+            now_s=now_s,
+            limits=self.limits,
+            waiting=self._queue.head(),
+            waiting_total=len(self._queue),
+            admitted=self._admitted_entries,
+            prefill=self._progress,
+            prefilling_rows=self._drawing,
+            decode_rows=len(self._decoding),
+            decode_tokens=self._decoding.tokens,
+            decode_classes=self._decoding.loads(now_s),
+            decode_blocks_needed=needed,
+            victims=self._victims() if needed > free else (),
+            free_blocks=free,
+            returning_blocks=self._returning_blocks() if needed > free else 0,
+            free_seats=len(self._seats),
+            prefill_lane=self._lane(Lane.PREFILL),
+            decode_lane=self._lane(Lane.DECODE),
+        )
+
+    def take_output(self, now_s: float) -> Output | None:
+        """What happened since the last call, for the requests' owners; None if nothing did."""
+        if not (self._told_ids or self._finished):
+            return None
+        output = Output(
+            now_s,
+            tuple(self._told_ids),
+            tuple(self._told_tokens),
+            tuple(self._firsts),
+            tuple(self._finished),
+        )
+        self._told_ids.clear()
+        self._told_tokens.clear()
+        self._firsts.clear()
+        self._finished.clear()
+        return output
+
+    def status(self, now_s: float, turns: int) -> Status:
+        """How the engine is doing."""
+        oldest_s = min((step.started_s for step in self._steps.values()), default=now_s)
+        return Status(
+            now_s=now_s,
+            running=len(self._jobs) - len(self._queue),
+            waiting=len(self._queue),
+            used_blocks=self.ledger.used_blocks,
+            total_blocks=self.ledger.total_blocks,
+            oldest_step_s=now_s - oldest_s,
+            prefill_sms=self._lane_sms[Lane.PREFILL],
+            decode_sms=self._lane_sms[Lane.DECODE],
+            preemptions=self.preemptions,
+            prefix_queried_tokens=self.queried_tokens,
+            prefix_hit_tokens=self.hit_tokens,
+            turns=turns,
+            both_lanes_s=self.lanes.both_busy_s,
+            longest_gap_s=self.lanes.longest_gap_s(now_s),
+        )
+
+    def _lane(self, lane: Lane) -> LaneState:
+        starts = [step.launch.step for step in self._steps.values()]
+        queued = sum(isinstance(start, MixedStep) or _lane_of(start) is lane for start in starts)
+        return LaneState(queued, self._lane_sms[lane])
+
+    def _returning_blocks(self) -> int:
+        """Blocks of those that are in no further step, known ahead of the step that lets them go."""
+        held = {job.id: job for step in self._steps.values() for job in step.holders}
+        gone = [j for j in held.values() if j.phase is Phase.LEAVING or (j.is_full and j not in self._decoding)]
+        return sum(len(self.ledger.held(job.id)) for job in gone)
+
+    def _victims(self) -> tuple[Victim, ...]:
+        """The last to arrive of those that decode or wait for their batch; only made when blocks run out."""
+        block_size = self.limits.block_size
+        candidates = [*self._decoding.jobs, *self._admitted.values()]
+        latest = nlargest(
+            VICTIMS_SHOWN, candidates, key=lambda job: (job.request.priority, job.request.arrival_s, job.id)
+        )
+        return tuple(
+            Victim(
+                job.id,
+                len(self.ledger.held(job.id)),
+                job.phase is Phase.DECODING and job.kv_tokens % block_size == 0,
+                job.phase is Phase.DECODING,
+            )
+            for job in latest
+        )
+
+
+def _lane_of(start: Start) -> Lane:
+    return Lane.DECODE if isinstance(start, DecodeStep) else Lane.PREFILL

@@ -1,0 +1,1 @@
+"""A device made of arithmetic, so that everything that decides runs anywhere."""

@@ -1,0 +1,1 @@
+"""What happened, in numbers: definitions of latency, metrics, reports."""

@@ -1,0 +1,102 @@
+"""The definitions of every latency figure, in one place, and the record they are computed from.
+
+Knows nothing about where times were taken; every figure names its clock by what was recorded.
+
+- TTFT: first token minus arrival.
+- TPOT: (last token - first token) / (tokens - 1); none for a single token.
+- ITL: every gap between two successive tokens of one answer.
+- longest gap: the largest ITL of an answer, or of all answers.
+- tokens per second: output tokens of all answers / (last token of all - first arrival).
+- quantile q: linear interpolation between the closest ranks, as numpy's default.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from bulletserve.core.slo import Slo
+
+
+@dataclass(slots=True)
+class Answer:
+    """When one request arrived and when each of its tokens did, in seconds of one clock."""
+
+    arrival_s: float
+    prompt_tokens: int
+    token_times_s: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    finish: str = ""
+    cached_tokens: int = 0
+
+    @property
+    def ttft_s(self) -> float:
+        """Time to the first token; infinite without one."""
+        return self.token_times_s[0] - self.arrival_s if self.token_times_s else float("inf")
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean time per token after the first; None for fewer than two tokens."""
+        count = len(self.token_times_s)
+        return (self.token_times_s[-1] - self.token_times_s[0]) / (count - 1) if count > 1 else None
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """Every gap between successive tokens."""
+        return [b - a for a, b in zip(self.token_times_s, self.token_times_s[1:], strict=False)]
+
+    def meets(self, slo: Slo) -> bool:
+        """Whether every target was met; an answer without tokens meets none."""
+        tpot_s = self.tpot_s
+        return bool(self.token_times_s) and not (
+            (slo.ttft_s is not None and self.ttft_s > slo.ttft_s)
+            or (slo.tpot_s is not None and tpot_s is not None and tpot_s > slo.tpot_s)
+        )
+
+
+def quantile(values: Iterable[float], q: float) -> float:
+    """The q-quantile (0 to 1); nan of nothing."""
+    ordered = sorted(values)
+    if not ordered:
+        return float("nan")
+    place = q * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The figures of one run. Times in seconds; nan where there was nothing to measure."""
+
+    requests: int
+    output_tokens: int
+    ttft_p50_s: float
+    ttft_p90_s: float
+    tpot_p50_s: float
+    tpot_p90_s: float
+    itl_p99_s: float
+    longest_gap_s: float
+    tokens_per_s: float
+
+
+def summarise(answers: Sequence[Answer]) -> Summary:
+    """The figures of a set of answers."""
+    done = [answer for answer in answers if answer.token_times_s]
+    ttfts = [answer.ttft_s for answer in done]
+    tpots = [answer.tpot_s for answer in done if answer.tpot_s is not None]
+    gaps = [gap for answer in done for gap in answer.gaps_s]
+    tokens = sum(len(answer.token_times_s) for answer in done)
+    nan = float("nan")
+    span_s = (
+        max(answer.token_times_s[-1] for answer in done) - min(answer.arrival_s for answer in answers) if done else nan
+    )
+    return Summary(
+        len(answers),
+        tokens,
+        quantile(ttfts, 0.5),
+        quantile(ttfts, 0.9),
+        quantile(tpots, 0.5),
+        quantile(tpots, 0.9),
+        quantile(gaps, 0.99),
+        max(gaps, default=nan),
+        tokens / span_s if span_s else nan,
+    )

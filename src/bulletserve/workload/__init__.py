@@ -1,0 +1,1 @@
+"""Requests without tokens: lengths, arrivals, traces."""

@@ -1,0 +1,58 @@
+"""Lists of requests: when they arrive, how long their prompts and answers are.
+
+Knows nothing about tokens' values. A list is made at a mean rate of one request a second; dividing its arrivals
+by a rate gives the same requests at that rate. Published traces come as JSON lines with the keys `arrival`,
+`prompt_tokens` and `output_tokens`.
+"""
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bulletserve.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLengths:
+    """One request: arrival in seconds, lengths in tokens."""
+
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+
+
+def read_request_list(path: Path) -> tuple[RequestLengths, ...]:
+    """Read a JSONL file. Raises `ConfigError` with the line number for a line that is none."""
+    requests: list[RequestLengths] = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        try:
+            row = json.loads(line)
+            request = RequestLengths(float(row["arrival"]), int(row["prompt_tokens"]), int(row["output_tokens"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{path}, line {number}: not a request ({error!r})") from None
+        if request.prompt_tokens < 1 or request.output_tokens < 1 or request.arrival_s < 0:
+            raise ConfigError(f"{path}, line {number}: lengths must be positive")
+        requests.append(request)
+    return tuple(requests)
+
+
+def lognormal_requests(
+    count: int, seed: int, prompt_median: int = 800, output_median: int = 120, sigma: float = 0.8
+) -> tuple[RequestLengths, ...]:
+    """Poisson arrivals at one a second with lognormal lengths, capped at 16000 and 2000 tokens."""
+    rng = random.Random(seed)
+    requests: list[RequestLengths] = []
+    arrival_s = 0.0
+    for _ in range(count):
+        prompt = min(16000, max(4, round(prompt_median * rng.lognormvariate(0, sigma))))
+        output = min(2000, max(2, round(output_median * rng.lognormvariate(0, sigma))))
+        requests.append(RequestLengths(arrival_s, prompt, output))
+        arrival_s += rng.expovariate(1.0)
+    return tuple(requests)
+
+
+def at_rate(requests: Sequence[RequestLengths], rate: float) -> tuple[RequestLengths, ...]:
+    """The same requests, `rate` of them a second in the mean."""
+    return tuple(RequestLengths(r.arrival_s / rate, r.prompt_tokens, r.output_tokens) for r in requests)
