@@ -5,17 +5,18 @@ Importing the package is cheap and imports no torch; the public names load what 
 
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from bulletserve.compose import LLM as LLM
-    from bulletserve.core.request import SamplingParams as SamplingParams
+from bulletserve.version import __version__
 
-__version__ = "0.1.0"
+if TYPE_CHECKING:
+    from bulletserve.core.request import SamplingParams as SamplingParams
+    from bulletserve.llm import LLM as LLM
+
 __all__ = ["LLM", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str) -> object:
     if name == "LLM":
-        from bulletserve.compose import LLM
+        from bulletserve.llm import LLM
 
         return LLM
     if name == "SamplingParams":

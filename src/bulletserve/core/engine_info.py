@@ -29,3 +29,12 @@ class EngineInfo:
     def concurrency(self) -> float:
         """Requests of `max_model_len` tokens that the cache holds at once."""
         return self.total_blocks * self.block_size / self.max_model_len
+
+    def describe(self) -> str:
+        """The engine in one line, for people."""
+        cache_tokens = self.total_blocks * self.block_size
+        return (
+            f"{self.model_name} in {self.dtype} on {self.device}: context {self.max_model_len} tokens, cache "
+            f"{cache_tokens} tokens ({self.concurrency:.1f} full contexts), at most {self.max_seqs} requests at "
+            f"once, policy {self.policy}"
+        )

@@ -27,6 +27,7 @@ class Limits:
     """What does not change while the engine runs.
 
     `group_token_layers`: tokens times layers that make a prefill layer group of the wanted duration.
+    `batch_tokens`: tokens at which a prefill batch keeps the device's arithmetic busy.
     """
 
     num_layers: int
@@ -34,6 +35,7 @@ class Limits:
     total_blocks: int
     max_seqs: int
     group_token_layers: int
+    batch_tokens: int
     lattice: Lattice
 
 

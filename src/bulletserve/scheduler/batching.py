@@ -82,8 +82,8 @@ def next_group(snapshot: Snapshot, tokens: int, sms: int, *, whole: bool = False
 def decode_or_preempt(snapshot: Snapshot, sms: int) -> tuple[DecodeStep | None, tuple[int, ...]]:
     """The next decode step, and whom to preempt so that its rows have blocks.
 
-    The last to arrive goes first, and never the only one, so the oldest always gets on. No step while the blocks
-    that are missing are on their way back.
+    The last to arrive goes first, and the first of all is no victim, so the oldest always gets on. No step while the
+    blocks that are missing are on their way back.
     """
     if not snapshot.decode_rows:
         return None, ()
@@ -104,7 +104,7 @@ def make_room(snapshot: Snapshot) -> tuple[tuple[int, ...], int, int]:
     chosen: list[int] = []
     coming = snapshot.returning_blocks
     for victim in snapshot.victims:
-        if coming >= missing or (victim.decoding and rows == 1):
+        if coming >= missing:
             break
         chosen.append(victim.request_id)
         coming += victim.blocks

@@ -8,11 +8,14 @@ g for all rows, so with n the steps taken so far, `first_token + (g - n) * tpot`
 the most pressed row is the top of a heap.
 """
 
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from bulletserve.core.slo import NO_DEADLINE_S, Slo
 from bulletserve.core.snapshot import ClassLoad
 from bulletserve.scheduler.job import Job
+
+_HEAP_SLACK = 64
+"""Entries of rows that have left, beyond as many as there are rows, before a heap is cleaned."""
 
 
 class _SloClass:
@@ -69,6 +72,9 @@ class DecodeSet:
             first_s = now_s if job.first_token_s is None else job.first_token_s
             job.slack_key_s = first_s + (job.generated + job.pending - self._steps) * slo.tpot_s
             heappush(slo_class.heap, (job.slack_key_s, job.id))
+            if len(slo_class.heap) > 2 * slo_class.rows + _HEAP_SLACK:
+                slo_class.heap = [entry for entry in slo_class.heap if self._is_live(entry)]
+                heapify(slo_class.heap)
 
     def leave(self, job: Job) -> None:
         """Take a row out."""
@@ -106,12 +112,15 @@ class DecodeSet:
     def _least_slack_s(self, slo_class: _SloClass, now_s: float) -> float:
         heap, tpot_s = slo_class.heap, slo_class.slo.tpot_s
         while heap and tpot_s is not None:
-            key_s, request_id = heap[0]
-            job = self._jobs.get(request_id)
-            if job is not None and job.slack_key_s == key_s:
-                return key_s + self._steps * tpot_s - now_s
+            if self._is_live(heap[0]):
+                return heap[0][0] + self._steps * tpot_s - now_s
             heappop(heap)
         return NO_DEADLINE_S
+
+    def _is_live(self, entry: tuple[float, int]) -> bool:
+        key_s, request_id = entry
+        job = self._jobs.get(request_id)
+        return job is not None and job.slack_key_s == key_s
 
     def _refresh(self) -> None:
         if self._rows is None:

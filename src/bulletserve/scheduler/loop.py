@@ -6,9 +6,9 @@ starting are two plans of one turn.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from bulletserve.core.events import Event
+from bulletserve.core.events import Arrived, Event
 from bulletserve.core.plan import Plan
 from bulletserve.core.ports import Clock, Executor, Inbox, Outlet
 from bulletserve.core.request import FinishReason
@@ -49,6 +49,8 @@ class Loop:
         self._observer = observer
         self._turns = 0
         self._status_due_s = 0.0
+        self._events: Iterator[Event] = iter(())
+        self._more_to_plan = False
 
     def run(self) -> str:
         """Turn until stopped. Returns the device's fault, or "" after an orderly stop.
@@ -56,30 +58,32 @@ class Loop:
         Whatever happens, every open request is answered before this returns or raises.
         """
         state = self.state
+        reason, message = FinishReason.ABORT, "the engine was stopped"
         try:
             while not (state.stopped or state.fault):
                 self.turn()
+            if state.fault:
+                reason, message = FinishReason.ERROR, state.fault
         except BaseException as error:
-            state.end_all(FinishReason.ERROR, f"the scheduler failed: {error!r}")
-            self._tell(self._clock.now_s())
+            reason, message = FinishReason.ERROR, f"the scheduler failed: {error!r}"
             raise
-        if state.fault:
-            state.end_all(FinishReason.ERROR, state.fault)
-        else:
-            state.end_all(FinishReason.ABORT, "the engine was stopped")
-        self._tell(self._clock.now_s())
+        finally:
+            unheard = (*self._events, *self._inbox.wait(0.0))
+            state.end_all(reason, message, [event.request for event in unheard if isinstance(event, Arrived)])
+            self._tell(self._clock.now_s())
         return state.fault
 
     def turn(self) -> None:
         """Wait for something, take it in, decide, start, tell."""
-        events = self._inbox.wait(self._status_due_s)
+        events = self._inbox.wait(0.0 if self._more_to_plan else self._status_due_s)
         self.handle(events)
 
     def handle(self, events: Sequence[Event]) -> None:
         """The turn after the wait."""
         now_s = self._clock.now_s()
         state = self.state
-        for event in events:
+        self._events = iter(events)
+        for event in self._events:
             state.apply(event, now_s)
         plans = () if state.stopped or state.fault else self._decide(now_s)
         self._tell(now_s)
@@ -102,6 +106,7 @@ class Loop:
                 _log.debug("%.6f %s", now_s, plan)
             self.state.carry_out(plan, now_s, self._executor.start)
             plans.append(plan)
+        self._more_to_plan = len(plans) == MAX_PLANS_PER_TURN
         return plans
 
     def _tell(self, now_s: float) -> None:

@@ -87,7 +87,7 @@ def _check_mixed(snapshot: Snapshot, start: MixedStep, preempted: Sequence[int])
     if start.requests:
         _check_ranges(snapshot, start.requests, start.token_ranges, preempted)
     else:
-        _require(not start.token_ranges and snapshot.decode_rows > 0, "a mixed step without any work")
+        _require(not start.token_ranges, "a token range without a request")
 
 
 def _check_ranges(
@@ -109,9 +109,11 @@ def _check_ranges(
 
 def _check_rows(snapshot: Snapshot, start: DecodeStep | MixedStep, plan: Plan) -> None:
     _require(start.rows in ("all", "free"), "no row is masked")
+    gone = sum(v.decoding for v in snapshot.victims if v.request_id in plan.preempt)
     if isinstance(start, DecodeStep):
-        gone = sum(v.decoding for v in snapshot.victims if v.request_id in plan.preempt)
         _require(snapshot.decode_rows > gone, "a decode step without rows")
+    else:
+        _require(bool(start.requests) or snapshot.decode_rows > gone, "a mixed step without any work")
 
 
 def _check_blocks(snapshot: Snapshot, plan: Plan) -> None:

@@ -6,14 +6,14 @@ ended, the token that the next step draws for it is void: it is not told, not co
 blocks are freed only when that step has run too.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
 
 from bulletserve.core.events import Aborted, Arrived, CacheReset, Event, Output, Status, StepDone, Stop
 from bulletserve.core.launch import Launch, PromptPart, Seat
 from bulletserve.core.plan import DecodeStep, Lane, MixedStep, Plan, PrefillGroup, Start
-from bulletserve.core.request import Finished, FinishReason
+from bulletserve.core.request import Finished, FinishReason, Request
 from bulletserve.core.snapshot import (
     VICTIMS_SHOWN,
     AdmittedEntry,
@@ -32,10 +32,11 @@ from bulletserve.telemetry.lanes import LaneTimes
 
 @dataclass(slots=True)
 class _Step:
-    """A started step: whose tokens it brings, and whose blocks it lets go when it ends."""
+    """A started step: whose prompts it computes, whose tokens it brings, whose blocks it lets go when it ends."""
 
     started_s: float
     launch: Launch = field(init=False)
+    batch: tuple[Job, ...] = ()
     drawn: tuple[Job, ...] = ()
     holders: tuple[Job, ...] = ()
     settles: tuple[tuple[Job, int], ...] = ()
@@ -83,8 +84,7 @@ class State:
             case StepDone():
                 self._step_done(event, now_s)
             case Arrived(request):
-                job = self._jobs[request.id] = Job(request)
-                self._queue.add(job.waiting_entry(self.limits.block_size))
+                self._arrive(Job(request))
             case Aborted(request_id):
                 if request_id in self._jobs:
                     self._end(self._jobs[request_id], FinishReason.ABORT)
@@ -93,10 +93,24 @@ class State:
             case Stop():
                 self.stopped = True
 
-    def end_all(self, reason: FinishReason, message: str = "") -> None:
-        """End every open request, whatever it is doing."""
-        for job in list(self._jobs.values()):
-            self._end(job, reason, message=message)
+    def end_all(self, reason: FinishReason, message: str, unheard: Iterable[Request] = ()) -> None:
+        """Stop, and answer every open request and those not taken in yet, however broken the rest of the state is."""
+        self.stopped = True
+        for request_id in (*self._jobs, *(request.id for request in unheard)):
+            self._finished.append(Finished(request_id, reason, None, message))
+        self._jobs.clear()
+
+    def _arrive(self, job: Job) -> None:
+        """Into the queue; what could never end, even alone, is refused: it would block all behind it."""
+        self._jobs[job.id] = job
+        self._queue.add(job.waiting_entry(self.limits.block_size))
+        longest = job.prompt_tokens + job.max_tokens - 1
+        room = self.limits.total_blocks * self.limits.block_size
+        if longest > room:
+            message = f"prompt and answer need room for {longest} tokens in the cache, which holds {room}"
+            self._end(job, FinishReason.REFUSED, message=message)
+        elif not job.prompt_tokens or job.max_tokens < 1:
+            self._end(job, FinishReason.REFUSED, message="a request needs a prompt and at least one token to make")
 
     def _step_done(self, done: StepDone, now_s: float) -> None:
         step = self._steps.pop(done.step_id)
@@ -111,20 +125,16 @@ class State:
             job.in_flight -= 1
             if job.phase is Phase.LEAVING:
                 self._vacate_if_idle(job)
-        if not self._decoding:
+        if not (self._decoding or any(step.launch.rows for step in self._steps.values())):
             self.lanes.pause()
 
     def _step_failed(self, step: _Step, done: StepDone) -> None:
-        """End every request of the step; of a batch between its layers, all members."""
+        """End every request of the step, also those whose next layers have been started already."""
         if done.fatal:
             self.fault = done.error
         for job in step.drawn:
             job.pending -= 1
-        start = step.launch.step
-        batch: tuple[Job, ...] = ()
-        if isinstance(start, PrefillGroup) and start.layer_range[1] != self.limits.num_layers:
-            batch = self._batch
-        for job in (*batch, *step.holders):
+        for job in (*step.batch, *step.drawn):
             self._end(job, FinishReason.ERROR, message=done.error)
 
     def _take_tokens(self, jobs: Sequence[Job], tokens: Sequence[int], now_s: float) -> None:
@@ -271,6 +281,7 @@ class State:
             layers = (0, self.limits.num_layers) if isinstance(start, MixedStep) else start.layer_range
             if layers[0] == 0:
                 seats = self._open_batch(start.requests)
+            step.batch = self._batch
             parts = tuple(
                 PromptPart(job.seat, first, end, end == job.target)
                 for job, (first, end) in zip(self._batch, start.token_ranges, strict=True)
@@ -412,11 +423,16 @@ class State:
         return sum(len(self.ledger.held(job.id)) for job in gone)
 
     def _victims(self) -> tuple[Victim, ...]:
-        """The last to arrive of those that decode or wait for their batch; only made when blocks run out."""
+        """The last to arrive of those that decode or wait for their batch, never the first of all.
+
+        Only made when blocks run out.
+        """
         block_size = self.limits.block_size
         candidates = [*self._decoding.jobs, *self._admitted.values()]
         latest = nlargest(
-            VICTIMS_SHOWN, candidates, key=lambda job: (job.request.priority, job.request.arrival_s, job.id)
+            min(VICTIMS_SHOWN, len(candidates) - 1),
+            candidates,
+            key=lambda job: (job.request.priority, job.request.arrival_s, job.id),
         )
         return tuple(
             Victim(

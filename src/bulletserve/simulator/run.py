@@ -28,7 +28,7 @@ H200_LATTICE = Lattice.of_splits(132, tuple(Partition(132 - n, n) for n in (16, 
 
 def h200_limits(total_blocks: int = 40000, max_seqs: int = 256) -> Limits:
     """An H200 with Llama-3.1-8B shapes: 32 layers, prefill layer groups of about 8 ms."""
-    return Limits(32, 16, total_blocks, max_seqs, 11000, H200_LATTICE)
+    return Limits(32, 16, total_blocks, max_seqs, 11000, 2048, H200_LATTICE)
 
 
 @dataclass

@@ -10,29 +10,33 @@ from typing import ClassVar
 from bulletserve.core.errors import ConfigError
 from bulletserve.core.plan import DecodeStep, MixedStep, Plan
 from bulletserve.core.snapshot import LANE_DEPTH, Snapshot
-from bulletserve.scheduler.batching import admissions, admitted_tokens, make_room, prompt_ranges
+from bulletserve.scheduler.batching import admissions, admitted_tokens, make_room, next_group, prompt_ranges
 
 
 @dataclass(frozen=True)
 class ChunkedPrefill:
-    """`budget`: most tokens of a step, prefill and decode together, as in vLLM."""
+    """`budget`: most tokens of a step, prefill and decode together, as in vLLM (0: as many as keep the device busy)."""
 
-    budget: int = 2048
+    budget: int = 0
     name: ClassVar[str] = "chunked_prefill"
 
     def __post_init__(self) -> None:
-        if self.budget < 1:
-            raise ConfigError("budget must be at least 1")
+        if self.budget < 0:
+            raise ConfigError("budget must be at least 1, or 0 for the device's own")
 
     def decide(self, snapshot: Snapshot) -> Plan:
         """Fill what decode leaves of the budget with prompt tokens, oldest prompt first."""
         whole = snapshot.limits.lattice.total_sms
         if max(snapshot.prefill_lane.queued, snapshot.decode_lane.queued) >= LANE_DEPTH:
             return Plan(because="a step ahead already")
+        if snapshot.prefill is not None:
+            group = next_group(snapshot, 0, whole, whole=True)
+            return Plan(starts=(group,) if group else (), because="another policy's batch is under way")
         victims, rows, missing = make_room(snapshot)
         if victims or missing > 0:
             return Plan(preempt=victims, because=f"{missing} blocks are missing")
-        room = max(self.budget - rows, 0 if rows else 1)
+        budget = self.budget or snapshot.limits.batch_tokens
+        room = max(budget - rows, 0 if rows else 1)
         lacking = room - admitted_tokens(snapshot)
         admit = admissions(snapshot, lacking) if lacking > 0 else ()
         if admit:

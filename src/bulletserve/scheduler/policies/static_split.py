@@ -15,18 +15,21 @@ from bulletserve.scheduler.batching import admissions, admitted_tokens, decode_o
 
 @dataclass(frozen=True)
 class StaticSplit:
-    """`decode_fraction`: decode's share of the device; `batch_tokens`: most tokens of one prefill batch."""
+    """`decode_fraction`: decode's share of the device.
+
+    `batch_tokens`: most tokens of one prefill batch (0: as many as keep the device busy).
+    """
 
     decode_fraction: float = 0.5
-    batch_tokens: int = 2048
+    batch_tokens: int = 0
     alone: str = "whole"
     name: ClassVar[str] = "static_split"
 
     def __post_init__(self) -> None:
         if not 0 < self.decode_fraction < 1:
             raise ConfigError("decode_fraction must lie between 0 and 1")
-        if self.batch_tokens < 1:
-            raise ConfigError("batch_tokens must be at least 1")
+        if self.batch_tokens < 0:
+            raise ConfigError("batch_tokens must be at least 1, or 0 for the device's own")
         if self.alone not in ("whole", "share"):
             raise ConfigError("alone must be 'whole' or 'share'")
 
@@ -34,7 +37,8 @@ class StaticSplit:
         """Keep both lanes busy; neither ever waits for the other."""
         limits = snapshot.limits
         split = limits.lattice.nearest_split(self.decode_fraction)
-        room = self.batch_tokens - admitted_tokens(snapshot)
+        tokens = self.batch_tokens or limits.batch_tokens
+        room = tokens - admitted_tokens(snapshot)
         if snapshot.prefill is None and not snapshot.admitted and snapshot.prefill_lane.queued < LANE_DEPTH:
             admit = admissions(snapshot, room)
             if admit:
@@ -51,7 +55,7 @@ class StaticSplit:
             step, victims = decode_or_preempt(snapshot, decode_sms)
             starts += [step] if step else []
         if prefill_waits and snapshot.prefill_lane.queued < LANE_DEPTH and not victims:
-            group = next_group(snapshot, self.batch_tokens, prefill_sms)
+            group = next_group(snapshot, tokens, prefill_sms)
             starts += [group] if group else []
         return Plan(
             starts=tuple(starts),

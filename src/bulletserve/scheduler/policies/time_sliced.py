@@ -14,25 +14,26 @@ from bulletserve.scheduler.batching import admissions, admitted_tokens, decode_o
 
 @dataclass(frozen=True)
 class TimeSliced:
-    """`batch_tokens`: most tokens of one prefill batch."""
+    """`batch_tokens`: most tokens of one prefill batch (0: as many as keep the device busy)."""
 
-    batch_tokens: int = 2048
+    batch_tokens: int = 0
     name: ClassVar[str] = "time_sliced"
 
     def __post_init__(self) -> None:
-        if self.batch_tokens < 1:
-            raise ConfigError("batch_tokens must be at least 1")
+        if self.batch_tokens < 0:
+            raise ConfigError("batch_tokens must be at least 1, or 0 for the device's own")
 
     def decide(self, snapshot: Snapshot) -> Plan:
         """Admit, else prefill, else decode."""
         whole = snapshot.limits.lattice.total_sms
         if snapshot.prefill_lane.queued or snapshot.prefilling_rows:
             return Plan(because="a prefill batch has the device")
-        room = self.batch_tokens - admitted_tokens(snapshot)
+        tokens = self.batch_tokens or snapshot.limits.batch_tokens
+        room = tokens - admitted_tokens(snapshot)
         admit = admissions(snapshot, room) if room > 0 else ()
         if admit:
             return Plan(admit=admit, because="waiting prompts first")
-        group = next_group(snapshot, self.batch_tokens, whole, whole=True)
+        group = next_group(snapshot, tokens, whole, whole=True)
         if group is not None:
             return Plan(starts=(group,), because="waiting prompts first")
         if snapshot.decode_lane.queued >= 2:

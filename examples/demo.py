@@ -1,0 +1,83 @@
+"""The demonstration behind `make demo`: a real model, a real server, a dozen clients at once, then the comparison.
+
+Everything goes through public doors: `bullet serve`, the official `openai` client, `bullet compare`.
+"""
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from openai import AsyncOpenAI
+
+from bulletserve.workload.prompt_list import ChatPrompt, read_prompt_list
+
+BULLET = str(Path(sys.executable).parent / "bullet")
+PROMPTS = Path(__file__).parent / "demo_requests.jsonl"
+
+
+@contextlib.contextmanager
+def server() -> Iterator[str]:
+    """`bullet serve` on a free port; gives its base URL."""
+    with subprocess.Popen([BULLET, "serve", "--port", "0"], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                print(f"  {line.rstrip()}")
+                if line.startswith("ready: "):
+                    yield line.split()[1].rstrip(",")
+                    return
+            raise SystemExit("the server did not come up; its messages are above")
+        finally:
+            process.terminate()
+
+
+async def ask(client: AsyncOpenAI, prompt: ChatPrompt, start_s: float) -> str:
+    """Stream one answer; returns it with its times."""
+    await asyncio.sleep(max(0.0, start_s + prompt.arrival_s - time.monotonic()))
+    asked_s = time.monotonic()
+    times_s: list[float] = []
+    pieces: list[str] = []
+    stream = await client.chat.completions.create(
+        model="SmolLM2-135M-Instruct",
+        messages=list(prompt.messages),  # type: ignore[arg-type]
+        max_tokens=prompt.max_tokens,
+        temperature=0.0,
+        stream=True,
+    )
+    async for chunk in stream:
+        if chunk.choices and chunk.choices[0].delta.content:
+            times_s.append(time.monotonic())
+            pieces.append(chunk.choices[0].delta.content)
+    question = prompt.messages[-1]["content"].splitlines()[-1]
+    gap_s = max((b - a for a, b in zip(times_s, times_s[1:], strict=False)), default=0.0)
+    return (
+        f"\n> {question}\n{''.join(pieces).strip()}\n"
+        f"  [first words after {times_s[0] - asked_s:.2f} s, longest pause {gap_s:.2f} s]"
+    )
+
+
+async def ask_all(base_url: str) -> None:
+    """Ask everything at its time; print each answer when it is whole."""
+    async with AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0) as client:
+        start_s = time.monotonic()
+        tasks = [ask(client, prompt, start_s) for prompt in read_prompt_list(PROMPTS)]
+        for answer in asyncio.as_completed(tasks):
+            print(await answer, flush=True)
+
+
+def main() -> None:
+    """Serve, ask, compare."""
+    print("== 1. A server with a real model, and twelve clients that stream at once\n")
+    with server() as base_url:
+        asyncio.run(ask_all(base_url))
+    print("\n== 2. The same requests under each policy, over the same weights and kernels\n", flush=True)
+    subprocess.run([BULLET, "compare", "--prompts", str(PROMPTS)], check=True)
+    print(f"\n== 3. To keep a server running\n\n  {BULLET} serve\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""The command `bullet`: finds the subcommand, turns our own errors into one line and an exit status.
+
+Knows nothing about what the subcommands do; each is a module of `commands` with `add_arguments` and `run`.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from bulletserve.core.errors import BulletError
+from bulletserve.version import __version__
+
+COMMANDS = {
+    "serve": "serve a model over an OpenAI-compatible HTTP interface",
+    "generate": "complete prompts on this machine, without a server",
+    "compare": "run the same requests under several policies and print one table",
+    "doctor": "say what this machine offers and what is missing",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `bullet`. The exit status: 0, 1 for a failure of ours, 2 for a mistake in the command line."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(prog="bullet", description="LLM serving, prefill and decode side by side.")
+    parser.add_argument("--version", action="version", version=f"bullet {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, summary in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=summary.capitalize() + ".")
+        if name in words[:1]:  # only the chosen subcommand is imported
+            import_module(f"bulletserve.commands.{name}").add_arguments(command)
+    options = parser.parse_args(words)
+    try:
+        status = import_module(f"bulletserve.commands.{options.command}").run(options)
+    except BulletError as error:
+        print(f"bullet: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return int(status)

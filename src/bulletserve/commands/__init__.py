@@ -1,0 +1,1 @@
+"""The subcommands of `bullet`, one module each."""

@@ -1,0 +1,133 @@
+"""`bullet serve`: an OpenAI-compatible HTTP server over one engine process.
+
+This process is the front; the engine is its child. Knows how the two live and die together: an engine that dies is
+started again once, and every request it held ends with an error; when it dies again the server exits for its
+supervisor.
+"""
+
+import argparse
+import logging
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from bulletserve.commands.options import add_engine_arguments, engine_config
+from bulletserve.core.config import EngineConfig
+from bulletserve.core.engine_info import EngineInfo
+from bulletserve.core.errors import BulletError, ConfigError
+from bulletserve.engine_process import EXIT_FAULT, EngineProcess
+from bulletserve.formats.checkpoint import open_checkpoint
+from bulletserve.server.serve import HttpServer
+from bulletserve.server.settings import ServerSettings
+from bulletserve.server.text_codec import TextCodec
+from bulletserve.transport.front_end import FrontEnd
+
+READY_TIMEOUT_S = 900.0
+
+_log = logging.getLogger("bulletserve.serve")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Engine flags, server flags, policy and targets."""
+    add_engine_arguments(parser)
+    group = parser.add_argument_group("scheduling")
+    group.add_argument("--policy", default="static_split", help="time_sliced, chunked_prefill or static_split")
+    group.add_argument("--ttft-slo-ms", type=float, help="target for the time to the first token")
+    group.add_argument("--tpot-slo-ms", type=float, help="target for the mean time per token after the first")
+    group = parser.add_argument_group("server")
+    group.add_argument("--host", default="127.0.0.1")
+    group.add_argument("--port", type=int, default=8000, help="0: any free port")
+    group.add_argument("--api-key", action="append", default=[], metavar="KEY", help="may be repeated")
+    group.add_argument("--served-model-name", nargs="+", metavar="NAME", help="the checkpoint's name by default")
+    group.add_argument("--chat-template", type=Path, metavar="FILE", help="Jinja2 source instead of the model's own")
+    group.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve until SIGINT or SIGTERM. Exit status 0, or 70 after the engine died twice."""
+    logging.basicConfig(
+        level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    config = engine_config(options, options.policy)
+    checkpoint = open_checkpoint(config.model, config.load_format)
+    codec = TextCodec.from_checkpoint(checkpoint, _read_template(options.chat_template))
+    settings = ServerSettings(
+        served_names=tuple(options.served_model_name or [checkpoint.name]),
+        host=options.host,
+        port=options.port,
+        api_keys=tuple(options.api_key),
+        slo=config.slo,
+    )
+    engine = _Engine(config)
+    try:
+        info = engine.start()
+        server = HttpServer(engine.front_end, info, codec, settings, checkpoint.generation_defaults)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: engine.end(server))
+        print(info.describe(), flush=True)
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        print(f"ready: http://{host}:{server.port}/v1, model {settings.served_names[0]}", flush=True)
+        engine.watch(server)
+        server.run()
+        return engine.status
+    finally:
+        engine.close()
+
+
+def _read_template(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--chat-template {path}: {error}") from None
+
+
+class _Engine:
+    """The engine process and its successor."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.status = 0
+        self._config = config
+        self._ending = threading.Event()
+
+    def start(self) -> EngineInfo:
+        """Start a process and wait until it is ready. Raises `EngineDied` with its last words."""
+        self.front_end = FrontEnd()
+        self.process = EngineProcess(self._config, self.front_end.addresses, logging.getLogger().level)
+        return self.front_end.wait_ready(READY_TIMEOUT_S, self.process.alive)
+
+    def end(self, server: HttpServer) -> None:
+        """The server was told to end."""
+        self._ending.set()
+        server.shutdown()
+
+    def watch(self, server: HttpServer) -> None:
+        """Tell the server when the process dies; start another one, once."""
+        threading.Thread(target=self._watch, args=(server,), name="engine-watch", daemon=True).start()
+
+    def close(self) -> None:
+        """End the process."""
+        self._ending.set()
+        if hasattr(self, "process"):
+            self.process.stop()
+
+    def _watch(self, server: HttpServer) -> None:
+        for is_last in (False, True):
+            status = self.process.wait()
+            if self._ending.is_set():
+                return
+            _log.error("the engine process ended with status %d", status)
+            server.engine_died(f"its process ended with status {status}")
+            if is_last:
+                break
+            try:
+                info = self.start()
+            except BulletError as error:
+                _log.error("the engine could not be started again: %s", error)
+                break
+            _log.warning("the engine was started again")
+            server.engine_ready(self.front_end, info)
+        self.status = EXIT_FAULT
+        server.shutdown(0.0)

@@ -1,0 +1,86 @@
+"""From what a client asked to a `Request` the engine can run: every default resolved, every limit enforced.
+
+Knows nothing about text or HTTP. The server and the offline `LLM` share it, so both refuse the same things with the
+same words.
+"""
+
+import secrets
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from bulletserve.core.errors import ContextTooLong, InvalidRequest
+from bulletserve.core.request import Request, SamplingParams
+from bulletserve.core.slo import Slo
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """What holds for every request to one model. Token ids lie below `vocab_size`."""
+
+    max_model_len: int
+    vocab_size: int
+    eos_ids: frozenset[int]
+
+
+def check_ids(ids: Collection[int], vocab_size: int, param: str) -> None:
+    """Raise `InvalidRequest` naming the first id that is no token of the model."""
+    for token in ids:
+        if type(token) is not int or not 0 <= token < vocab_size:
+            raise InvalidRequest(
+                f"{param}: {token!r} is no token id of this model (0 to {vocab_size - 1})", param=param
+            )
+
+
+def context_too_long(
+    max_model_len: int, prompt_tokens: str, max_tokens: int | None = None, *, param: str
+) -> ContextTooLong:
+    """The error for a prompt, or prompt and wanted output, that exceed the context; both numbers in its message."""
+    wanted = "and no room is left for an answer" if max_tokens is None else f"and {max_tokens} more were asked for"
+    return ContextTooLong(
+        f"this model's maximum context length is {max_model_len} tokens, but the prompt has "
+        f"{prompt_tokens} tokens {wanted}",
+        param=param,
+    )
+
+
+def resolve_request(
+    request_id: int,
+    prompt_ids: Sequence[int],
+    params: SamplingParams,
+    limits: ModelLimits,
+    arrival_s: float,
+    *,
+    param: str = "prompt",
+    slo: Slo | None = None,
+    priority: int = 0,
+    cache_salt: str = "",
+) -> Request:
+    """One request, checked. `param` names the prompt's field in errors.
+
+    Raises `InvalidRequest` for an empty prompt or an id outside the vocabulary, `ContextTooLong`.
+    """
+    if not prompt_ids:
+        raise InvalidRequest(f"{param} must not be empty: it has no tokens", param=param)
+    check_ids(prompt_ids, limits.vocab_size, param)
+    check_ids(params.stop_token_ids, limits.vocab_size, "stop_token_ids")
+    room = limits.max_model_len - len(prompt_ids)
+    max_tokens = room if params.max_tokens is None else params.max_tokens
+    if room < 1:
+        raise context_too_long(limits.max_model_len, str(len(prompt_ids)), param=param)
+    if max_tokens > room:
+        raise context_too_long(limits.max_model_len, str(len(prompt_ids)), max_tokens, param=param)
+    stop_ids = frozenset(params.stop_token_ids)
+    return Request(
+        id=request_id,
+        prompt_ids=prompt_ids,
+        max_tokens=max_tokens,
+        arrival_s=arrival_s,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=max(0, params.top_k),
+        seed=secrets.randbits(63) if params.seed is None else params.seed,
+        stop_ids=stop_ids if params.ignore_eos else stop_ids | limits.eos_ids,
+        slo=slo or Slo(),
+        priority=priority,
+        cache_salt=cache_salt,
+    )

@@ -1,0 +1,139 @@
+"""Runs one launch on the model: builds the step's context, runs its layers, draws its tokens.
+
+Knows nothing about threads, order or policies. A prefill batch lives here between its layer groups; only one thread
+at a time may run prefill groups and mixed steps, and only one may run a given seat's decode rows.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bulletserve.core.errors import EngineError
+from bulletserve.core.launch import Launch, PromptPart
+from bulletserve.core.plan import PrefillGroup
+from bulletserve.engine.kv_cache import KvCache
+from bulletserve.engine.seats import SeatTable
+from bulletserve.kernels.sampling import sample
+from bulletserve.models.context import DecodeSegment, PrefillSegment, StepContext
+from bulletserve.models.decoder import Decoder
+
+
+@dataclass(slots=True)
+class _Batch:
+    """A prefill batch between its layer groups."""
+
+    parts: tuple[PromptPart, ...]
+    context: StepContext
+    hidden: Tensor
+    next_layer: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The decode rows as a tensor, kept while the row tuple stays the same object."""
+
+    of: tuple[int, ...]
+    seats: Tensor
+
+
+class StepRunner:
+    """`run` is the whole interface; it returns the launch's tokens in its order."""
+
+    def __init__(self, model: Decoder, cache: KvCache, seats: SeatTable) -> None:
+        self._model = model
+        self._cache = cache
+        self._seats = seats
+        self._batch: _Batch | None = None
+        self._rows = _Rows((), torch.empty(0, dtype=torch.int64))
+
+    @torch.inference_mode()
+    def run(self, launch: Launch) -> tuple[int, ...]:
+        """Run the step to its end. Raises `EngineError` for a layer group whose batch was lost."""
+        if isinstance(launch.step, PrefillGroup):
+            return self._run_group(launch, launch.step)
+        return self._run_whole(launch)
+
+    def _run_group(self, launch: Launch, group: PrefillGroup) -> tuple[int, ...]:
+        first, end = group.layer_range
+        if first == 0:
+            ids, context = self._context(launch.parts, None)
+            self._batch = _Batch(launch.parts, context, self._model.embed(ids), 0)
+        batch, self._batch = self._batch, None
+        if batch is None or batch.next_layer != first or batch.parts != launch.parts:
+            raise EngineError("an earlier layer group of this prefill batch failed")
+        batch.hidden = self._model.run_layers(batch.hidden, first, end, batch.context, self._cache)
+        batch.next_layer = end
+        if end < self._model.shape.num_layers:
+            self._batch = batch
+            return ()
+        return self._draw(batch.hidden, batch.parts, None, batch.context)
+
+    def _run_whole(self, launch: Launch) -> tuple[int, ...]:
+        rows = self._row_tensor(launch.rows) if launch.rows else None
+        ids, context = self._context(launch.parts, rows)
+        hidden = self._model.embed(ids)
+        hidden = self._model.run_layers(hidden, 0, self._model.shape.num_layers, context, self._cache)
+        return self._draw(hidden, launch.parts, rows, context)
+
+    def _row_tensor(self, rows: tuple[int, ...]) -> Tensor:
+        kept = self._rows
+        if kept.of is not rows:
+            kept = self._rows = _Rows(rows, torch.tensor(rows, dtype=torch.int64))
+        return kept.seats
+
+    def _context(self, parts: tuple[PromptPart, ...], rows: Tensor | None) -> tuple[Tensor, StepContext]:
+        """Token ids [T] of the step and its context: prompt parts first, decode rows last."""
+        seats, size = self._seats, self._cache.block_size
+        ids: list[Tensor] = []
+        positions: list[Tensor] = []
+        slots: list[Tensor] = []
+        segments: list[PrefillSegment] = []
+        start = 0
+        for part in parts:
+            position = torch.arange(part.start, part.end)
+            table = seats.tables[part.seat, : -(-part.end // size)]
+            ids.append(seats.prompt_tokens(part.seat, part.start, part.end))
+            positions.append(position)
+            slots.append(table[position // size] * size + position % size)
+            segments.append(PrefillSegment(start, start + len(position), table, part.end))
+            start += len(position)
+        decode = None
+        if rows is not None:
+            position = seats.lengths[rows]
+            tables = seats.tables[rows]
+            ids.append(seats.last_token[rows])
+            positions.append(position)
+            block = tables.gather(1, (position // size).unsqueeze(1)).squeeze(1)
+            slots.append(block * size + position % size)
+            lengths = position + 1
+            decode = DecodeSegment(start, start + len(rows), tables, lengths, int(lengths.max()))
+        return _join(ids), StepContext(_join(positions), _join(slots), tuple(segments), decode)
+
+    def _draw(
+        self, hidden: Tensor, parts: tuple[PromptPart, ...], rows: Tensor | None, context: StepContext
+    ) -> tuple[int, ...]:
+        """Draw the tokens of the parts that end their prompt and of the rows; note lengths and tokens."""
+        seats = self._seats
+        ends = [(s.stop - 1, p) for s, p in zip(context.prefill, parts, strict=True) if p.samples]
+        at = [torch.tensor([index for index, _ in ends], dtype=torch.int64)]
+        who = [torch.tensor([part.seat for _, part in ends], dtype=torch.int64)]
+        position = [torch.tensor([part.end for _, part in ends], dtype=torch.int64)]
+        if context.decode is not None and rows is not None:
+            at.append(torch.arange(context.decode.start, context.decode.stop))
+            who.append(rows)
+            position.append(context.decode.lengths)
+        drawing, lengths = _join(who), _join(position)
+        for part in parts:
+            seats.lengths[part.seat] = part.end
+        if not len(drawing):
+            return ()
+        logits = self._model.logits(hidden[_join(at)])
+        tokens = sample(logits, seats.sampling(drawing, lengths))
+        seats.last_token[drawing] = tokens
+        seats.lengths[drawing] = lengths
+        return tuple(tokens.tolist())
+
+
+def _join(tensors: list[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)

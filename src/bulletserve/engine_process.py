@@ -1,0 +1,132 @@
+"""The engine in a process of its own: how the front starts it, and what runs in it.
+
+Knows nothing about HTTP. The child lives as long as its parent keeps the child's standard input open: when the
+parent dies, however it dies, the pipe closes and the child ends.
+"""
+
+import gc
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+
+from bulletserve.core.config import EngineConfig
+from bulletserve.core.errors import BulletError
+from bulletserve.transport.addresses import Addresses
+
+_log = logging.getLogger(__name__)
+
+_LAST_CHANCE_S = 10.0
+
+EXIT_FAULT = 70
+"""Exit status after a fault of the device or a failure of the scheduler."""
+
+EXIT_CONFIG = 78
+"""Exit status when the engine could not be built as asked."""
+
+
+class EngineProcess:
+    """A running child. `addresses` are where its front listens."""
+
+    def __init__(self, config: EngineConfig, addresses: Addresses, log_level: int = logging.WARNING) -> None:
+        order = json.dumps({"config": asdict(config), "addresses": asdict(addresses), "log_level": log_level})
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "bulletserve.engine_process"], stdin=subprocess.PIPE, text=True
+        )
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(order + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            _log.error("the engine process ended at once")
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return self._process.poll() is None
+
+    def wait(self) -> int:
+        """Block until it has ended; its exit status (negative: the signal that killed it)."""
+        return self._process.wait()
+
+    def stop(self, grace_s: float = 5.0) -> None:
+        """Let it end by itself for `grace_s`, then kill it. Returns when it is gone."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            self._process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def main() -> int:
+    """Read the order from standard input, build the engine, run its loop. The exit status."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the front decides when we end
+    line = sys.stdin.readline()
+    if not line:
+        return EXIT_CONFIG
+    order = json.loads(line)
+    logging.basicConfig(level=order["log_level"], format="%(asctime)s engine %(levelname)s %(message)s")
+    return _serve(EngineConfig(**order["config"]), Addresses(**order["addresses"]))
+
+
+def _serve(config: EngineConfig, addresses: Addresses) -> int:
+    # torch is only wanted in this process
+    from bulletserve.compose import build_engine
+    from bulletserve.core.events import Stop
+    from bulletserve.scheduler.inbox import QueueInbox
+    from bulletserve.transport.engine_end import EngineEnd
+
+    inbox = QueueInbox()
+    end = EngineEnd(addresses, inbox, block_size=config.block_size if config.enable_prefix_caching else None)
+    _watch_parent(lambda: inbox.post(Stop()))
+    try:
+        engine = build_engine(config, inbox)
+        loop = engine.loop(end)
+        gc.collect()
+        gc.freeze()
+        end.ready(engine.info)
+        fault = loop.run()
+        if fault:
+            end.fatal(fault)
+            return EXIT_FAULT
+        engine.close()
+        return 0
+    except BulletError as error:
+        end.fatal(str(error))
+        return EXIT_CONFIG
+    except Exception as error:
+        _log.exception("the engine failed")
+        end.fatal(f"{type(error).__name__}: {error}")
+        return EXIT_FAULT
+    finally:
+        end.close()
+
+
+def _watch_parent(on_end: Callable[[], None]) -> None:
+    """Call `on_end` when the parent closes our standard input or dies; end for good if that does not help."""
+
+    def watch() -> None:
+        sys.stdin.read()
+        on_end()
+        time.sleep(_LAST_CHANCE_S)
+        os._exit(EXIT_FAULT)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+if __name__ == "__main__":
+    status = main()
+    logging.shutdown()
+    os._exit(status)  # lane threads may be in the middle of a step

@@ -1,0 +1,224 @@
+"""`LLM`: a model in this process, without a server, through the same loop, policies and lanes.
+
+Knows nothing about HTTP. The scheduler's loop runs on a thread of its own; `generate` may be called from any thread,
+one call at a time.
+"""
+
+import itertools
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any
+
+from bulletserve.compose import Engine, build_engine
+from bulletserve.core.config import EngineConfig
+from bulletserve.core.errors import ConfigError, EngineError
+from bulletserve.core.events import Aborted, Arrived, Output, Status, Stop
+from bulletserve.core.prefix import block_hashes
+from bulletserve.core.request import Finished, FinishReason, Request, SamplingParams
+from bulletserve.core.resolve import ModelLimits, resolve_request
+from bulletserve.server.detokenizer import Detokenizer
+from bulletserve.server.text_codec import TextCodec
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(slots=True)
+class Completion:
+    """One prompt's answer. `finish_reason`: "stop" or "length"; `stop_reason`: the stop string or id, if one did it."""
+
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+    text: str = ""
+    finish_reason: str = ""
+    stop_reason: str | int | None = None
+    cached_tokens: int = 0
+
+
+@dataclass(slots=True)
+class _Open:
+    completion: Completion
+    detokenizer: Detokenizer | None
+    named_stop_ids: frozenset[int]
+
+
+class _Outputs:
+    """An outlet that hands outputs to whoever waits in `generate`."""
+
+    def __init__(self) -> None:
+        self.queue: SimpleQueue[Output | EngineError] = SimpleQueue()
+
+    def emit(self, output: Output) -> None:
+        self.queue.put(output)
+
+    def report(self, status: Status) -> None:
+        """Nobody asks."""
+
+
+class LLM:
+    """A model ready to complete prompts. Options are those of `EngineConfig`, named as the flags of `bullet serve`,
+    or a whole `config`; `chat_template` is Jinja2 source that replaces the checkpoint's own.
+
+    Raises `ConfigError` or `ModelError` with the fix in the message. Close it, or use it as a context manager.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        config: EngineConfig | None = None,
+        chat_template: str | None = None,
+        **options: Any,
+    ) -> None:
+        unknown = options.keys() - EngineConfig.__dataclass_fields__.keys()
+        if unknown:
+            raise ConfigError(f"unknown options: {', '.join(sorted(unknown))}")
+        self._engine: Engine = build_engine(config or EngineConfig(model=model, **options))
+        checkpoint = self._engine.checkpoint
+        self._codec = None if checkpoint.tokenizer is None else TextCodec.from_checkpoint(checkpoint, chat_template)
+        vocab_size = checkpoint.shape.vocab_size
+        if self._codec is not None:
+            vocab_size = min(vocab_size, self._codec.vocab_size)
+        self._limits = ModelLimits(self._engine.info.max_model_len, vocab_size, frozenset(checkpoint.eos_token_ids))
+        self._outputs = _Outputs()
+        self._ids = itertools.count()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="bullet-loop", daemon=True)
+        self._thread.start()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[Completion]:
+        """Complete prompts, each a text or a list of token ids, all at once. Answers in the order of the prompts.
+
+        Raises `InvalidRequest` or `ContextTooLong` before anything runs, `EngineError` if the engine fails.
+        """
+        listed = _as_list(prompts)
+        each = [params or SamplingParams()] * len(listed) if not isinstance(params, Sequence) else list(params)
+        if len(each) != len(listed):
+            raise ConfigError(f"{len(listed)} prompts, but {len(each)} sampling parameters")
+        return self._complete([self._encode(prompt) for prompt in listed], each)
+
+    def chat(
+        self,
+        conversations: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[Completion]:
+        """Answer one conversation or several, through the model's chat template, all at once.
+
+        A conversation is a list of messages with "role" and "content". Raises like `generate`.
+        """
+        several = [conversations] if conversations and isinstance(conversations[0], Mapping) else conversations
+        return self.generate([self._text().encode_chat(messages) for messages in several], params)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        """End the loop and the lanes. May be called again."""
+        if not self._closed:
+            self._closed = True
+            self._engine.inbox.post(Stop())
+            self._thread.join()
+            self._engine.close()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        try:
+            fault = self._engine.loop(self._outputs).run() or "the engine was closed"
+        except Exception as error:
+            fault = f"the scheduler failed: {error!r}"
+        self._outputs.queue.put(EngineError(fault))
+
+    def _text(self) -> TextCodec:
+        if self._codec is None:
+            raise ConfigError("this checkpoint has no tokenizer: give prompts as token ids")
+        return self._codec
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        return self._text().encode(prompt) if isinstance(prompt, str) else list(prompt)
+
+    def _complete(self, prompts: list[list[int]], params: list[SamplingParams]) -> list[Completion]:
+        with self._lock:
+            requests = [self._request(ids, one) for ids, one in zip(prompts, params, strict=True)]
+            waiting = {request.id: self._opened(request, one) for request, one in zip(requests, params, strict=True)}
+            answers = [entry.completion for entry in waiting.values()]
+            for request in requests:
+                self._engine.inbox.post(Arrived(request))
+            try:
+                while waiting:
+                    self._take(waiting)
+            finally:
+                for request_id in waiting:
+                    self._engine.inbox.post(Aborted(request_id))
+            return answers
+
+    def _request(self, ids: list[int], params: SamplingParams) -> Request:
+        request = resolve_request(
+            next(self._ids), ids, params, self._limits, self._engine.clock.now_s(), slo=self._engine.config.slo
+        )
+        if not self._engine.config.enable_prefix_caching:
+            return request
+        return replace(request, block_hashes=block_hashes(ids, self._engine.limits.block_size))
+
+    def _opened(self, request: Request, params: SamplingParams) -> _Open:
+        ids = list(request.prompt_ids)
+        if params.stop:
+            self._text()
+        detokenizer = None if self._codec is None else self._codec.detokenizer(ids, stop=params.stop)
+        return _Open(Completion(ids, []), detokenizer, frozenset(params.stop_token_ids))
+
+    def _take(self, waiting: dict[int, _Open]) -> None:
+        """Take in one output; answers that ended leave `waiting`."""
+        output = self._outputs.queue.get()
+        if isinstance(output, EngineError):
+            self._outputs.queue.put(output)  # for the next call
+            raise output
+        stopped_by = {f.request_id: f.stop_id for f in output.finished if f.stop_id is not None}
+        for request_id, cached_tokens in output.first_tokens:
+            if request_id in waiting:
+                waiting[request_id].completion.cached_tokens = cached_tokens
+        for request_id, token in zip(output.request_ids, output.tokens, strict=True):
+            entry = waiting.get(request_id)
+            if entry is None:
+                continue
+            entry.completion.token_ids.append(token)
+            if entry.detokenizer is None or stopped_by.get(request_id) == token:
+                continue
+            entry.completion.text += entry.detokenizer.push(token)
+            if entry.detokenizer.matched is not None:
+                entry.completion.finish_reason = "stop"
+                entry.completion.stop_reason = entry.detokenizer.matched
+                self._engine.inbox.post(Aborted(request_id))
+                del waiting[request_id]
+        for finished in output.finished:
+            if finished.request_id in waiting:
+                _finish(waiting.pop(finished.request_id), finished)
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _finish(entry: _Open, finished: Finished) -> None:
+    if finished.reason not in (FinishReason.STOP, FinishReason.LENGTH):
+        raise EngineError(finished.message or f"a request ended with {finished.reason}")
+    completion = entry.completion
+    completion.finish_reason = finished.reason.value
+    if finished.stop_id in entry.named_stop_ids:
+        completion.stop_reason = finished.stop_id
+    if entry.detokenizer is not None:
+        completion.text += entry.detokenizer.finish()
+        if entry.detokenizer.matched is not None:
+            completion.finish_reason, completion.stop_reason = "stop", entry.detokenizer.matched
