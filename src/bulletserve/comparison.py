@@ -15,6 +15,7 @@ from bulletserve.compose import Engine
 from bulletserve.core.events import Arrived
 from bulletserve.core.prefix import block_hashes
 from bulletserve.core.request import Request
+from bulletserve.scheduler.loop import Observer
 from bulletserve.scheduler.policies import make_policy
 from bulletserve.telemetry.collector import Collector
 from bulletserve.telemetry.latency import Summary, summarise
@@ -31,19 +32,26 @@ class TimedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ArmRun:
-    """One run of one arm. `both_lanes_share`: share of the time in which both lanes ran."""
+    """One run of one arm. `both_lanes_share`: share of the time in which both lanes ran.
+
+    `tokens` and `token_times_s` hold one tuple per prompt; times are of the monotonic clock, as `start_s`.
+    """
 
     policy: str
     summary: Summary
     both_lanes_share: float
     preemptions: int
+    start_s: float
     tokens: tuple[tuple[int, ...], ...]
+    token_times_s: tuple[tuple[float, ...], ...]
 
 
-def run_arm(engine: Engine, policy: str, prompts: Sequence[TimedPrompt]) -> ArmRun:
+def run_arm(
+    engine: Engine, policy: str, prompts: Sequence[TimedPrompt], observer: Observer | None = None
+) -> ArmRun:
     """Serve the prompts once, from an empty cache. Times are those of the engine's loop."""
     collector = Collector()
-    loop = engine.loop(collector, make_policy(policy))
+    loop = engine.loop(collector, make_policy(policy), observer)
     requests = [
         Request(
             number,
@@ -77,7 +85,9 @@ def run_arm(engine: Engine, policy: str, prompts: Sequence[TimedPrompt]) -> ArmR
         summarise(answers),
         loop.state.lanes.both_busy_s / took_s,
         loop.state.preemptions,
+        start_s,
         tuple(tuple(answer.tokens) for answer in answers),
+        tuple(tuple(answer.token_times_s) for answer in answers),
     )
 
 

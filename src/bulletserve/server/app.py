@@ -1,0 +1,159 @@
+"""The HTTP application: which path does what.
+
+Knows nothing about processes or listening sockets (`serve` does). Every answer that is no success is an error object.
+"""
+
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from bulletserve.core.errors import BulletError, UnknownModel
+from bulletserve.formats.description import GenerationDefaults
+from bulletserve.server.answering import Answering
+from bulletserve.server.answers import AnswerHead
+from bulletserve.server.calls import Prompt
+from bulletserve.server.doorway import Doorway
+from bulletserve.server.http_errors import HttpError, error_response, on_error, plain_error
+from bulletserve.server.open_requests import OpenRequests
+from bulletserve.server.prompts import PromptMaker
+from bulletserve.server.protocol import ChatBody, CommonBody, CompletionBody, parse_body
+from bulletserve.server.request_body import read_body
+from bulletserve.server.settings import ServerSettings
+from bulletserve.server.text_codec import TextCodec
+from bulletserve.telemetry.metrics import CONTENT_TYPE
+from bulletserve.version import __version__
+
+
+def create_app(
+    open_requests: OpenRequests,
+    codec: TextCodec,
+    settings: ServerSettings,
+    defaults: GenerationDefaults = GenerationDefaults(),  # noqa: B008 (frozen)
+) -> FastAPI:
+    """The application over one engine. It listens to the engine from its start-up on.
+
+    `defaults` are the checkpoint's sampling values for requests that set none.
+    """
+    prompts = PromptMaker(codec, open_requests, defaults=defaults, slo=settings.slo)
+    endpoints = _Endpoints(open_requests, prompts, settings)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        open_requests.start()
+        yield
+        prompts.close()
+
+    app = FastAPI(title="Bullet", version=__version__, lifespan=lifespan, redirect_slashes=False, openapi_url=None)
+    app.add_middleware(Doorway, api_keys=settings.api_keys)
+    app.add_exception_handler(BulletError, on_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(Exception, on_error)
+    routes: dict[str, tuple[str, Callable[[Request], Awaitable[Response]]]] = {
+        "/v1/chat/completions": ("POST", endpoints.chat),
+        "/v1/completions": ("POST", endpoints.completions),
+        "/v1/models": ("GET", endpoints.models),
+        "/v1/models/{name:path}": ("GET", endpoints.model),
+        "/health": ("GET", endpoints.health),
+        "/ping": ("GET", endpoints.ping),
+        "/version": ("GET", endpoints.version),
+        "/metrics": ("GET", endpoints.metrics),
+    }
+    for path, (method, handler) in routes.items():
+        app.add_route(path, handler, methods=[method])
+    return app
+
+
+class _Endpoints:
+    """One method per path."""
+
+    def __init__(self, open_requests: OpenRequests, prompts: PromptMaker, settings: ServerSettings) -> None:
+        self._open_requests = open_requests
+        self._prompts = prompts
+        self._settings = settings
+        self._started = int(time.time())
+
+    async def chat(self, request: Request) -> Response:
+        """POST /v1/chat/completions"""
+        body = parse_body(ChatBody, await self._body(request))
+        model = self._model(body.model)
+        return self._answer(body, await self._prompts.chat(body), model, chat=True)
+
+    async def completions(self, request: Request) -> Response:
+        """POST /v1/completions"""
+        body = parse_body(CompletionBody, await self._body(request))
+        model = self._model(body.model)
+        return self._answer(body, await self._prompts.completion(body), model, chat=False)
+
+    async def models(self, _: Request) -> Response:
+        """GET /v1/models"""
+        return JSONResponse({"object": "list", "data": [self._card(name) for name in self._settings.served_names]})
+
+    async def model(self, request: Request) -> Response:
+        """GET /v1/models/NAME"""
+        return JSONResponse(self._card(self._model(request.path_params["name"])))
+
+    async def health(self, _: Request) -> Response:
+        """GET /health: 200 only while the engine can make progress."""
+        trouble = self._open_requests.trouble()
+        if trouble is None:
+            return JSONResponse({"status": "ok"})
+        return error_response(HttpError(503, trouble, "unhealthy"))
+
+    async def ping(self, _: Request) -> Response:
+        """GET /ping: 200 while the front is there."""
+        return JSONResponse({})
+
+    async def version(self, _: Request) -> Response:
+        """GET /version"""
+        return JSONResponse({"version": __version__})
+
+    async def metrics(self, _: Request) -> Response:
+        """GET /metrics"""
+        return Response(self._open_requests.metrics.text(), headers={"content-type": CONTENT_TYPE})
+
+    async def _body(self, request: Request) -> bytes:
+        settings = self._settings
+        return await read_body(request, limit_bytes=settings.body_limit_bytes, timeout_s=settings.body_timeout_s)
+
+    def _model(self, name: str | None) -> str:
+        served = self._settings.served_names
+        if name is None:
+            return served[0]
+        if name not in served:
+            raise UnknownModel(
+                f"the model {name[:100]!r} is not served here; served: {', '.join(served)}", param="model"
+            )
+        return name
+
+    def _card(self, name: str) -> dict[str, object]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._started,
+            "owned_by": "bullet",
+            "root": self._open_requests.info.model_name,
+            "max_model_len": self._open_requests.info.max_model_len,
+        }
+
+    def _answer(self, body: CommonBody, prompts: list[Prompt], model: str, *, chat: bool) -> Response:
+        prefix = "chatcmpl-" if chat else "cmpl-"
+        options = body.stream_options
+        return Answering(
+            self._open_requests,
+            prompts,
+            AnswerHead(prefix + uuid.uuid4().hex, int(time.time()), model, chat),
+            stream=bool(body.stream),
+            include_usage=bool(options and options.include_usage),
+            continuous_usage=bool(options and options.continuous_usage_stats),
+        )
+
+
+async def _on_http_exception(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return plain_error(error.status_code, dict(error.headers or {}))

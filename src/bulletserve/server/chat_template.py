@@ -1,0 +1,105 @@
+"""A chat as the text that the model was trained on, by the checkpoint's own Jinja2 template.
+
+Knows nothing about token ids. Templates come with the model and run in Jinja2's sandbox, with the helpers that
+template authors count on: those of transformers' `apply_chat_template`.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+from jinja2 import Template, TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from bulletserve.core.errors import ConfigError, InvalidRequest
+
+_OURS = frozenset({"messages", "add_generation_prompt", "tools", "documents"})
+_SHOWN_CHARACTERS = 500
+
+
+class ChatTemplate:
+    """A compiled template. Safe to use from several threads.
+
+    `special_tokens` (`bos_token`, ...) are variables in it. Raises `ConfigError` if `source` does not compile.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        self._special_tokens = dict(special_tokens)
+        try:
+            self._template = _compile(source)
+        except TemplateError as error:
+            raise ConfigError(
+                f"the chat template does not compile ({error}); give another with --chat-template"
+            ) from None
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The text of a chat; `variables` are what the request adds (`chat_template_kwargs`).
+
+        Raises `InvalidRequest` with the template's own message if it refuses these messages.
+        """
+        taken = _OURS.intersection(variables or ())
+        if taken:
+            raise InvalidRequest(
+                f"chat_template_kwargs must not set {', '.join(sorted(taken))}", param="chat_template_kwargs"
+            )
+        values = {
+            **self._special_tokens,
+            **(variables or {}),
+            "messages": messages,
+            "add_generation_prompt": add_generation_prompt,
+            "tools": None,
+            "documents": None,
+        }
+        try:
+            return self._template.render(values)
+        except Exception as error:  # templates index, add and call whatever the messages hold: all of it may fail
+            reason = str(error)[:_SHOWN_CHARACTERS]
+            raise InvalidRequest(f"the chat template refused the messages: {reason}", param="messages") from None
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what the model wrote, for training; here it is the text inside it."""
+
+    tags = {"generation"}  # noqa: RUF012 (as in the base class)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _compile(source: str) -> Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+    )
+    environment.filters["tojson"] = _to_json
+    helpers: dict[str, Callable[..., object]] = {"raise_exception": _raise, "strftime_now": _now}
+    environment.globals.update(helpers)
+    return environment.from_string(source)
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as it is: Jinja2's own filter escapes what HTML would misread."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _now(layout: str) -> str:
+    return datetime.now().strftime(layout)

@@ -1,0 +1,67 @@
+"""What a request is about: its prompt or its messages, checked by hand.
+
+Knows nothing about templates or tokens. By hand, because a prompt may be any of four things and millions of items
+long: the first wrong item ends the check, and no list of errors is ever built.
+"""
+
+from typing import Any, TypeAlias
+
+from bulletserve.core.errors import InvalidRequest
+
+Json: TypeAlias = Any
+
+
+def prompt_list(prompt: Json) -> list[str | list[int]]:
+    """The prompts of a completion: a string, a list of strings, a list of ids or a list of lists of ids.
+
+    Raises `InvalidRequest` for anything else, and for an empty prompt.
+    """
+    if isinstance(prompt, str):
+        prompt = [prompt]
+    if not isinstance(prompt, list):
+        raise InvalidRequest("prompt must be a string, a list of strings, or token ids", param="prompt")
+    kinds = set(map(type, prompt))
+    if kinds == {int}:
+        prompt, kinds = [prompt], {list}
+    if kinds not in (set(), {str}, {list}):
+        raise InvalidRequest("prompt must be a string, a list of strings, or token ids", param="prompt")
+    if not prompt or not all(prompt):
+        raise InvalidRequest("prompt must not be empty", param="prompt")
+    if kinds == {list} and any(set(map(type, ids)) != {int} for ids in prompt):
+        raise InvalidRequest("prompt: token ids must be whole numbers", param="prompt")
+    result: list[str | list[int]] = prompt
+    return result
+
+
+def message_list(messages: Json) -> list[dict[str, Json]]:
+    """The messages of a chat, each content as one string; other fields are left to the template.
+
+    Text parts are joined by line breaks, as vLLM does. Raises `InvalidRequest` naming the first bad message.
+    """
+    if not isinstance(messages, list) or not messages:
+        raise InvalidRequest("messages must be a list of at least one message", param="messages")
+    return [_message(message, f"messages[{place}]") for place, message in enumerate(messages)]
+
+
+def _message(message: Json, where: str) -> dict[str, Json]:
+    if not isinstance(message, dict):
+        raise InvalidRequest(f"{where} must be an object", param="messages")
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str) or not role:
+        raise InvalidRequest(f"{where}.role must be a string", param="messages")
+    if isinstance(content, list):
+        content = "\n".join(_text_part(part, f"{where}.content[{place}]") for place, part in enumerate(content))
+    elif content is None and role == "assistant":
+        content = ""
+    elif not isinstance(content, str):
+        raise InvalidRequest(f"{where}.content must be a string or a list of text parts", param="messages")
+    return {**message, "content": content}
+
+
+def _text_part(part: Json, where: str) -> str:
+    if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+        raise InvalidRequest(
+            f'{where} must be {{"type": "text", "text": ...}}: this model takes text', param="messages"
+        )
+    text: str = part["text"]
+    return text

@@ -1,0 +1,239 @@
+"""Every request that somebody waits for: sent to the engine, fed with its outputs, ended whatever happens.
+
+Knows nothing about HTTP. All of it lives on the event loop's thread. The rules: who asked is answered, also when the
+engine dies; what nobody waits for is aborted; and more requests than may wait are refused at once.
+"""
+
+import itertools
+import time
+from collections.abc import Sequence
+
+from bulletserve.core.engine_info import EngineInfo
+from bulletserve.core.errors import BulletError, EngineDied, EngineError, InvalidRequest, Overloaded, RequestError
+from bulletserve.core.events import Output, Status
+from bulletserve.core.request import Finished, FinishReason
+from bulletserve.server.calls import Answer, Call, End, Prompt
+from bulletserve.telemetry.metrics import Metrics
+from bulletserve.transport.front_end import FrontEnd
+from bulletserve.transport.messages import Fatal, ToFront
+
+_RETRY_AFTER_S = 1.0
+
+
+class ShuttingDown(RequestError):
+    """The server takes no new requests."""
+
+    status = 503
+    code = "shutting_down"
+
+
+class OpenRequests:
+    """The open requests of one front, over one engine at a time.
+
+    max_waiting: how many requests may be without a first token. status_limit_s, step_limit_s: see `trouble`.
+    `info` is what the engine said when it was ready.
+    """
+
+    def __init__(
+        self,
+        engine: FrontEnd,
+        info: EngineInfo,
+        metrics: Metrics,
+        *,
+        max_waiting: int = 1024,
+        status_limit_s: float = 10.0,
+        step_limit_s: float = 60.0,
+    ) -> None:
+        self.info = info
+        self.metrics = metrics
+        self._engine: FrontEnd | None = engine
+        self._max_waiting = max_waiting
+        self._status_limit_s = status_limit_s
+        self._step_limit_s = step_limit_s
+        self._open: dict[int, Answer] = {}
+        self._waiting = 0
+        self._ids = itertools.count(1)
+        self._heard_s = time.monotonic()
+        self._last_words = ""
+        self._closing = False
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def new_id(self) -> int:
+        """An id that no request has had."""
+        return next(self._ids)
+
+    def start(self) -> None:
+        """Listen to the engine, on the running event loop."""
+        if self._engine is not None:
+            self._heard_s = time.monotonic()
+            self._engine.listen(self._receive)
+
+    def replace_engine(self, engine: FrontEnd, info: EngineInfo) -> None:
+        """Go on with a new engine process, which is ready; requests of the old one have failed."""
+        self.engine_died("replaced by a new engine")
+        self._engine, self.info, self._last_words = engine, info, ""
+        self.start()
+
+    def engine_died(self, message: str) -> None:
+        """The engine is gone: end every open request with an error, and refuse new ones. May be called again."""
+        if self._engine is None:
+            return
+        self._engine.close()
+        self._engine = None
+        self._last_words = message
+        self.metrics.update(None)
+        self._fail_all(EngineDied(f"the engine died: {message}"))
+
+    def refuse_new(self) -> None:
+        """Take no new requests from now on."""
+        self._closing = True
+
+    def end_all(self) -> None:
+        """End every open request with `ShuttingDown`."""
+        self._abort(list(self._open))
+        self._fail_all(ShuttingDown("the server is shutting down"))
+
+    def trouble(self) -> str | None:
+        """Why the engine cannot be expected to make progress; None if it can."""
+        if self._closing:
+            return "the server is shutting down"
+        if self._engine is None:
+            return f"the engine is gone: {self._last_words}"
+        silent_s = time.monotonic() - self._heard_s
+        if silent_s > self._status_limit_s:
+            return f"the engine has said nothing for {silent_s:.0f} s"
+        status = self.metrics.status
+        if status is not None and status.oldest_step_s > self._step_limit_s:
+            return f"a step of the engine has been running for {status.oldest_step_s:.0f} s"
+        return None
+
+    def submit(self, prompts: Sequence[Prompt], *, streaming: bool) -> Call:
+        """Send all prompts of one call, or none. Whoever gets the call must `close` it.
+
+        Raises `Overloaded`, `InvalidRequest` (more prompts than may ever wait), `ShuttingDown` or `EngineDied`.
+        """
+        self.check_room(len(prompts))
+        if self._engine is None:
+            raise EngineDied(f"the engine is gone: {self._last_words}")
+        self._engine.submit([prompt.request for prompt in prompts])
+        call = Call(prompts, streaming=streaming)
+        for answer in call.answers:
+            self._open[answer.prompt.request.id] = answer
+        self._waiting += len(prompts)
+        return call
+
+    def check_room(self, prompts: int) -> None:
+        """Raise what `submit` would for so many prompts, but for a dead engine: before any work is spent on them."""
+        if self._closing:
+            raise ShuttingDown("the server is shutting down")
+        if prompts > self._max_waiting:
+            raise InvalidRequest(f"at most {self._max_waiting} prompts fit in one request", param="prompt")
+        if self._waiting + prompts > self._max_waiting:
+            raise Overloaded(
+                f"{self._waiting} requests are waiting, at most {self._max_waiting} may", retry_after_s=_RETRY_AFTER_S
+            )
+
+    def close(self, call: Call) -> None:
+        """Nobody reads this call any more: abort what is unfinished."""
+        if call.unfinished:
+            ids = [a.prompt.request.id for a in call.answers if a.prompt.request.id in self._open]
+            self._abort(ids)
+            for request_id in ids:
+                self._forget(self._open[request_id], "abort")
+
+    def _receive(self, message: ToFront) -> None:
+        if isinstance(message, Output):
+            self._deliver(message)
+        elif isinstance(message, Status):
+            self._heard_s = time.monotonic()
+            self.metrics.update(message)
+        elif isinstance(message, Fatal):
+            self.engine_died(message.message)
+
+    def _deliver(self, output: Output) -> None:
+        now_s, opened, gaps = time.monotonic(), self._open, self.metrics.token_gap_s
+        stopped_by = {f.request_id: f.stop_id for f in output.finished if f.stop_id is not None}
+        matched: list[int] = []
+        for request_id, cached_tokens in output.first_tokens:
+            if request_id in opened:
+                opened[request_id].cached_tokens = cached_tokens
+        for request_id, token in zip(output.request_ids, output.tokens, strict=True):
+            answer = opened.get(request_id)
+            if answer is None:  # the client left or a stop string matched, and the engine does not know yet
+                continue
+            answer.tokens += 1
+            if answer.tokens == 1:
+                self._first_token(answer, now_s)
+            else:
+                gaps.observe(now_s - answer.last_token_s)
+            answer.last_token_s = now_s
+            if stopped_by and stopped_by.get(request_id) == token:
+                continue  # it ends the answer and is no part of its text
+            text = answer.prompt.detokenizer.push(token)
+            if answer.prompt.detokenizer.matched is not None:
+                matched.append(request_id)
+                self._finish(answer, text, End("stop", answer.prompt.detokenizer.matched))
+            elif text:
+                answer.call.add(answer, text)
+        self.metrics.generation_tokens += len(output.tokens)
+        for finished in output.finished:
+            answer = opened.get(finished.request_id)
+            if answer is not None:
+                self._finished(answer, finished)
+        self._abort(matched)
+
+    def _first_token(self, answer: Answer, now_s: float) -> None:
+        self._waiting -= 1
+        self.metrics.prompt_tokens += answer.prompt_tokens
+        self.metrics.first_token_s.observe(now_s - answer.prompt.request.arrival_s)
+
+    def _finished(self, answer: Answer, finished: Finished) -> None:
+        if finished.reason in (FinishReason.STOP, FinishReason.LENGTH):
+            stop_id = finished.stop_id if finished.stop_id in answer.prompt.named_stop_ids else None
+            text = answer.prompt.detokenizer.finish()
+            matched = answer.prompt.detokenizer.matched
+            end = End(finished.reason.value, stop_id) if matched is None else End("stop", matched)
+            self._finish(answer, text, end)
+            return
+        self._forget(answer, "abort" if finished.reason is FinishReason.ABORT else "error")
+        answer.call.fail(_failure(finished))
+
+    def _finish(self, answer: Answer, text: str, end: End) -> None:
+        self._forget(answer, end.finish_reason)
+        answer.call.finish(answer, text, end)
+        metrics, request = self.metrics, answer.prompt.request
+        metrics.whole_s.observe(answer.last_token_s - request.arrival_s)
+        metrics.request_prompt_tokens.observe(len(request.prompt_ids))
+        metrics.request_generation_tokens.observe(answer.tokens)
+
+    def _forget(self, answer: Answer, reason: str) -> None:
+        del self._open[answer.prompt.request.id]
+        if not answer.tokens:
+            self._waiting -= 1
+        self.metrics.finished[reason] += 1
+
+    def _fail_all(self, error: BulletError) -> None:
+        for answer in list(self._open.values()):
+            self._forget(answer, "error")
+            answer.call.fail(error)
+
+    def _abort(self, request_ids: Sequence[int]) -> None:
+        if request_ids and self._engine is not None:
+            try:
+                self._engine.abort(request_ids)
+            except EngineDied:
+                return  # its end is told by whoever watches the process
+
+
+def _failure(finished: Finished) -> BulletError:
+    """What the client is told when the engine ends a request without an answer.
+
+    A refusal that says when to come back is an overload; one that does not is about the request itself.
+    """
+    if finished.reason is FinishReason.REFUSED:
+        if finished.retry_after_s is not None:
+            return Overloaded(finished.message, retry_after_s=finished.retry_after_s)
+        return InvalidRequest(finished.message)
+    return EngineError(finished.message or "the engine stopped this request")

@@ -1,0 +1,207 @@
+"""The bodies of the two endpoints, as far as they are served: fields, types, and what is refused.
+
+Knows nothing about tokens. Types are strict ("12" is no number). A field that we know and do not serve yet is fine
+where its value asks for nothing and an error naming it where it asks for something: never silently ignored. A field
+that nobody knows is ignored, with one line in the log.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeAlias, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from bulletserve.core.errors import InvalidRequest
+from bulletserve.core.request import SamplingParams
+from bulletserve.formats.description import GenerationDefaults
+
+Json: TypeAlias = Any
+
+LONGEST_STOP_CHARACTERS = 1000
+_COMPLETION_MAX_TOKENS = 16
+_MOST_EXTRA_FIELDS = 100
+_REMEMBERED_FIELDS = 1000
+
+_IGNORED = frozenset(
+    {"user", "metadata", "store", "service_tier", "request_id", "safety_identifier", "prompt_cache_key", "verbosity"}
+    | {"parallel_tool_calls", "spaces_between_special_tokens", "reasoning_effort"}
+)
+
+_NOT_SERVED: Mapping[str, tuple[Json, ...]] = {
+    "allowed_token_ids": ([],),
+    "audio": (),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "chat_template": (),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "early_stopping": (False,),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
+    "logit_bias": ({},),
+    "logits_processors": ([],),
+    "logprobs": (False,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "modalities": (["text"],),
+    "n": (1,),
+    "presence_penalty": (0,),
+    "prompt_embeds": (),
+    "prompt_logprobs": (),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "structured_outputs": (),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+}
+"""Known fields that are not served yet, with the values (besides null) that ask for nothing."""
+
+_seen_unknown: set[str] = set()
+_log = logging.getLogger(__name__)
+
+Body = TypeVar("Body", bound="CommonBody")
+
+
+class StreamOptions(BaseModel):
+    """`stream_options`."""
+
+    model_config = ConfigDict(strict=True)
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class CommonBody(BaseModel):
+    """What both endpoints take. null means absent everywhere."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    model: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: str | Annotated[list[str], Field(fail_fast=True, max_length=16)] | None = None
+    stop_token_ids: Annotated[list[int], Field(fail_fast=True, max_length=1024)] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+
+    @property
+    def wanted_tokens(self) -> tuple[str, int | None]:
+        """The limit on the answer's length, and the name of the field that sets it."""
+        return "max_tokens", self.max_tokens
+
+
+class CompletionBody(CommonBody):
+    """`POST /v1/completions`. `prompt` is checked in `inputs`."""
+
+    prompt: Json = None
+
+
+class ChatBody(CommonBody):
+    """`POST /v1/chat/completions`. `messages` are checked in `inputs`."""
+
+    messages: Json = None
+    max_completion_tokens: int | None = None
+    chat_template_kwargs: dict[str, Json] | None = None
+    add_generation_prompt: bool | None = None
+
+    @property
+    def wanted_tokens(self) -> tuple[str, int | None]:
+        """The newer name wins."""
+        if self.max_completion_tokens is not None:
+            return "max_completion_tokens", self.max_completion_tokens
+        return "max_tokens", self.max_tokens
+
+
+def parse_body(kind: type[Body], data: bytes) -> Body:
+    """The body in `data`. Raises `InvalidRequest` naming the first thing that is wrong with it."""
+    try:
+        body = kind.model_validate_json(data)
+    except ValidationError as failure:
+        error = failure.errors(include_url=False, include_context=False, include_input=False)[0]
+        if error["type"] == "json_invalid":
+            raise InvalidRequest(f"the body is not valid JSON: {error['msg']}") from None
+        if not error["loc"]:
+            raise InvalidRequest("the body must be a JSON object") from None
+        field = str(error["loc"][0])
+        raise InvalidRequest(f"{field}: {error['msg'].lower()}", param=field) from None
+    extra = body.model_extra or {}
+    if len(extra) > _MOST_EXTRA_FIELDS:
+        raise InvalidRequest(f"the body has more than {_MOST_EXTRA_FIELDS} fields that are not supported")
+    for name, value in extra.items():
+        _check_extra(name, value)
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequest("stream_options is only for stream=true", param="stream_options")
+    if body.cache_salt is not None and not 0 < len(body.cache_salt) <= 256:
+        raise InvalidRequest("cache_salt must have 1 to 256 characters", param="cache_salt")
+    return body
+
+
+def _check_extra(name: str, value: Json) -> None:
+    if name in _NOT_SERVED:
+        if value is not None and not any(_same(value, nothing) for nothing in _NOT_SERVED[name]):
+            raise InvalidRequest(f"{name} is not supported by this server", param=name)
+    elif name not in _IGNORED and name not in _seen_unknown and len(_seen_unknown) < _REMEMBERED_FIELDS:
+        _seen_unknown.add(name)
+        _log.warning("ignoring the unknown request field %.100r", name)
+
+
+def _same(value: Json, nothing: Json) -> bool:
+    return bool(value == nothing) and isinstance(value, bool) == isinstance(nothing, bool)
+
+
+def sampling_params(body: CommonBody, defaults: GenerationDefaults) -> SamplingParams:
+    """The sampling that a request asks for, the checkpoint's defaults where it does not say.
+
+    `max_tokens` stays None where the answer may take all the room. Raises `InvalidRequest`.
+    """
+    name, max_tokens = body.wanted_tokens
+    if max_tokens is not None and max_tokens < 1:
+        raise InvalidRequest(f"{name} must be at least 1", param=name)
+    if max_tokens is None and isinstance(body, CompletionBody):
+        max_tokens = _COMPLETION_MAX_TOKENS
+    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    if any(len(text) > LONGEST_STOP_CHARACTERS for text in stop):
+        raise InvalidRequest(f"a stop string may have {LONGEST_STOP_CHARACTERS} characters", param="stop")
+    if body.priority is not None and not -(2**31) <= body.priority < 2**31:
+        raise InvalidRequest("priority must be a whole number of 32 bits", param="priority")
+    return SamplingParams(
+        temperature=_first(body.temperature, defaults.temperature, 1.0),
+        top_p=_first(body.top_p, defaults.top_p, 1.0),
+        top_k=_first(body.top_k, defaults.top_k, 0),
+        seed=body.seed,
+        max_tokens=max_tokens,
+        stop=stop,
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        ignore_eos=bool(body.ignore_eos),
+    )
+
+
+Number = TypeVar("Number", int, float)
+
+
+def _first(wanted: Number | None, default: Number | None, otherwise: Number) -> Number:
+    if wanted is not None:
+        return wanted
+    return otherwise if default is None else default

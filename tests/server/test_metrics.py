@@ -1,0 +1,78 @@
+from prometheus_client.parser import text_string_to_metric_families
+
+from bulletserve.core.events import Status
+from bulletserve.telemetry.metrics import Histogram, Metrics
+from tests.server.conftest import Served
+
+STATUS = Status(10.0, 3, 2, 25, 100, 0.5, 96, 36, 4, 1000, 250, 7, 2.0, 0.125)
+
+
+def values(text: str) -> dict[str, float]:
+    """Every sample by name, labels other than the model's appended."""
+    result = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = {name: value for name, value in sample.labels.items() if name != "model_name"}
+            assert sample.labels["model_name"]
+            result[":".join([sample.name.removeprefix("bullet:"), *labels.values()])] = sample.value
+    return result
+
+
+def test_what_the_engine_says() -> None:
+    metrics = Metrics("m")
+    metrics.update(STATUS)
+    found = values(metrics.text().decode())
+    assert found["num_requests_running"] == 3
+    assert found["num_requests_waiting"] == 2
+    assert found["kv_cache_usage_perc"] == 0.25
+    assert found["num_preemptions_total"] == 4
+    assert found["prefix_cache_queries_total"] == 1000
+    assert found["prefix_cache_hits_total"] == 250
+    assert (found["prefill_sms"], found["decode_sms"]) == (96, 36)
+    assert found["longest_decode_gap_seconds"] == 0.125
+    metrics.update(None)
+    assert values(metrics.text().decode())["num_requests_running"] == 0
+
+
+def test_the_share_of_time_with_both_lanes() -> None:
+    metrics = Metrics("m")
+    metrics.update(STATUS)
+    assert values(metrics.text().decode())["both_lanes_share"] == 0
+    metrics.update(Status(12.0, 0, 0, 0, 100, 0.0, 96, 36, 4, 0, 0, 7, 3.5, 0.0))
+    assert values(metrics.text().decode())["both_lanes_share"] == 0.75
+    metrics.update(Status(13.0, 0, 0, 0, 100, 0.0, 96, 36, 4, 0, 0, 7, 0.5, 0.0))  # a new engine
+    assert values(metrics.text().decode())["both_lanes_share"] == 0
+
+
+def test_histogram() -> None:
+    histogram = Histogram((0.001, 0.01))
+    for value in (0.0005, 0.001, 0.002, 5.0):
+        histogram.observe(value)
+    assert histogram.buckets() == [("0.001", 2.0), ("0.01", 3.0), ("+Inf", 4.0)]
+    assert histogram.total == 5.0035
+
+
+def test_two_servers_in_one_process_count_apart() -> None:
+    first, second = Metrics("a"), Metrics("b")
+    first.generation_tokens += 5
+    assert values(second.text().decode())["generation_tokens_total"] == 0
+
+
+def test_requests_are_counted(fresh: Served) -> None:
+    fresh.say("hello world")
+    fresh.post(max_tokens=50)
+    fresh.post(max_tokens=2, prompt="hello hello")
+    fresh.post(stop="wor", max_tokens=50)
+    found = values(fresh.http.get("/metrics").text)
+    assert found["request_success_total:stop"] == 2
+    assert found["request_success_total:length"] == 1
+    assert found["request_success_total:abort"] == 0
+    assert found["prompt_tokens_total"] == 1 + 3 + 1
+    assert found["generation_tokens_total"] >= 6 + 2 + 3
+    assert found["time_to_first_token_seconds_count"] == 3
+    assert found["inter_token_latency_seconds_count"] == 5 + 1 + 2
+    assert found["e2e_request_latency_seconds_count"] == 3
+    assert found["request_prompt_tokens_sum"] == 1 + 3 + 1
+    assert found["request_generation_tokens_sum"] == 6 + 2 + 3
+    assert found["inter_token_latency_seconds_bucket:0.001"] <= 8
+    fresh.wait_until(lambda: values(fresh.http.get("/metrics").text)["num_preemptions_total"] == 7)
