@@ -1,3 +1,4 @@
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -6,7 +7,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bulletserve.core.errors import BrokenCheckpoint, UnsupportedModel
-from bulletserve.formats.description import GgufTokenizer, JsonTokenizer
+from bulletserve.formats.description import GgufTokenizer, JsonTokenizer, StoredTensor
 from bulletserve.server.chat_template import ChatTemplate
 from bulletserve.server.detokenizer import Detokenizer
 from bulletserve.server.text_codec import TextCodec
@@ -152,8 +153,23 @@ def test_a_chat_whose_template_writes_bos_has_exactly_one(tmp_path: Path) -> Non
 
 
 def test_a_checkpoint_without_a_tokenizer(tmp_path: Path) -> None:
+    bare = replace(small_checkpoint(tmp_path), tokenizer=None, weights=NoTensors())
     with pytest.raises(BrokenCheckpoint, match="no tokenizer"):
-        TextCodec.from_checkpoint(replace(small_checkpoint(tmp_path), tokenizer=None))
+        TextCodec.from_checkpoint(bare)
+
+
+class NoTensors:
+    def tensors(self) -> Iterator[StoredTensor]:
+        return iter(())
+
+
+def test_random_weights_without_a_tokenizer_speak_bytes_and_numbers(tmp_path: Path) -> None:
+    codec = TextCodec.from_checkpoint(replace(small_checkpoint(tmp_path), tokenizer=None))
+    text = "Gr\u00fc\u00dfe \U0001f388"
+    assert codec.decode(codec.encode(text)) == text
+    assert len(codec.encode(text)) == len(text.encode())
+    assert codec.decode([codec.encode("a")[0], 256, 299]) == "a<256><299>"
+    assert codec.vocab_size == 300
 
 
 @pytest.mark.model

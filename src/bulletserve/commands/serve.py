@@ -18,6 +18,7 @@ from bulletserve.core.engine_info import EngineInfo
 from bulletserve.core.errors import BulletError, ConfigError
 from bulletserve.engine_process import EXIT_FAULT, EngineProcess
 from bulletserve.formats.checkpoint import open_checkpoint
+from bulletserve.scheduler.policies import make_policy
 from bulletserve.server.serve import HttpServer
 from bulletserve.server.settings import ServerSettings
 from bulletserve.server.text_codec import TextCodec
@@ -50,6 +51,7 @@ def run(options: argparse.Namespace) -> int:
         level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
     config = engine_config(options, options.policy)
+    make_policy(config.policy)  # a wrong one is told before anything is started
     checkpoint = open_checkpoint(config.model, config.load_format)
     codec = TextCodec.from_checkpoint(checkpoint, _read_template(options.chat_template))
     settings = ServerSettings(

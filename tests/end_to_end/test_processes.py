@@ -1,0 +1,137 @@
+"""`bullet serve` as a user runs it: two processes, signals, and an engine that is killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+BULLET = Path(sys.executable).parent / "bullet"
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 500,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+}
+
+
+class Served:
+    def __init__(self, folder: Path, *flags: str) -> None:
+        (folder / "config.json").write_text(json.dumps(CONFIG))
+        command = [BULLET, "serve", folder / "config.json", "--load-format", "dummy", "--port", "0", *flags]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.url = ""
+        for line in self.process.stdout:
+            if line.startswith("ready: "):
+                self.url = line.split()[1].rstrip(",").removesuffix("/v1")
+                break
+        assert self.url, self.process.communicate()[1]
+        self.http = httpx.Client(base_url=self.url, timeout=60)
+
+    def engine_pid(self) -> int:
+        tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
+        children = [child for task in tasks for child in (task / "children").read_text().split()]
+        return next(int(c) for c in children if "engine_process" in Path(f"/proc/{c}/cmdline").read_text())
+
+    def close(self) -> None:
+        self.http.close()
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    server = Served(tmp_path)
+    yield server
+    server.close()
+
+
+def long_stream(served: Served):
+    body = {"prompt": [1, 2, 3], "max_tokens": 2000, "ignore_eos": True, "stream": True}
+    return served.http.stream("POST", "/v1/completions", json=body)
+
+
+def test_a_killed_engine_is_an_error_for_clients_and_is_started_again_once(served: Served) -> None:
+    first = served.engine_pid()
+    with long_stream(served) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        os.kill(first, signal.SIGKILL)
+        killed_s = time.monotonic()
+        rest = list(lines)
+    assert time.monotonic() - killed_s < 5
+    errors = [line for line in rest if '"error"' in line]
+    assert errors and "engine died" in errors[0]
+    assert served.http.get("/health").status_code == 503
+
+    deadline_s = time.monotonic() + 60
+    while served.http.get("/health").status_code != 200:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
+    answer = served.http.post("/v1/completions", json={"prompt": "hello", "max_tokens": 4, "ignore_eos": True})
+    assert answer.json()["usage"]["completion_tokens"] == 4
+
+    os.kill(served.engine_pid(), signal.SIGKILL)
+    assert served.process.wait(30) == 70
+
+
+def test_sigterm_ends_both_processes_in_order(served: Served) -> None:
+    engine = served.engine_pid()
+    with long_stream(served) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        served.process.send_signal(signal.SIGTERM)
+        text = "\n".join(lines)
+    assert "shutting down" in text or "[DONE]" in text
+    assert served.process.wait(30) == 0
+    assert not Path(f"/proc/{engine}").exists()
+
+
+def test_the_engine_does_not_outlive_a_killed_front(served: Served) -> None:
+    engine = served.engine_pid()
+    served.process.kill()
+    deadline_s = time.monotonic() + 30
+    while Path(f"/proc/{engine}").exists() and "zombie" not in Path(f"/proc/{engine}/status").read_text():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
+
+
+def test_what_cannot_work_is_one_line_with_the_fix(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    cases = {
+        ("nothing.gguf",): "no such file",
+        (str(tmp_path / "config.json"),): "--load-format dummy",
+        ("--device", "cuda"): "--device cpu",
+        ("--policy", "magic"): "static_split",
+        ("--policy", "chunked_prefill:budget=x"): "type int",
+        ("--max-model-len", "9999999"): "at most",
+        (str(tmp_path / "config.json"), "--load-format", "dummy", "--num-gpu-blocks-override", "4", "--max-model-len")
+        + ("2000",): "at most 64",
+        ("--served-model-name", ""): "--served-model-name",
+    }
+    for flags, fix in cases.items():
+        run = subprocess.run([BULLET, "serve", "--port", "0", *flags], capture_output=True, text=True, timeout=60, check=False)
+        assert run.returncode in (1, 2), flags
+        assert fix in run.stderr, (flags, run.stderr)
+        assert "Traceback" not in run.stderr
+        assert len(run.stderr.strip().splitlines()) == 1, run.stderr
+
+
+def test_an_unknown_flag_is_refused() -> None:
+    run = subprocess.run([BULLET, "serve", "--warp-speed"], capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == 2
+    assert "--warp-speed" in run.stderr
