@@ -53,6 +53,13 @@ class MixedStep:
 Start = PrefillGroup | DecodeStep | MixedStep
 
 
+def lanes_of(start: Start) -> tuple[Lane, ...]:
+    """The lanes on which a step counts: a mixed step is ordered like work of both."""
+    if isinstance(start, MixedStep):
+        return (Lane.PREFILL, Lane.DECODE)
+    return (Lane.DECODE,) if isinstance(start, DecodeStep) else (Lane.PREFILL,)
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """A request that is answered with an error instead of being run."""

@@ -1,7 +1,7 @@
 """Service-level objectives: what latency a request was promised.
 
 Knows nothing about how the promise is kept. TTFT is the time from arrival to the first token, TPOT the mean
-time per output token after the first (both as in section 2 of the paper).
+time per output token after the first.
 """
 
 from dataclasses import dataclass

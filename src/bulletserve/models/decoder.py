@@ -93,7 +93,7 @@ class Decoder:
         Writes the tokens' K and V of these layers into `cache` before reading it. To run a step in groups, feed
         the result to the next range with the same context.
         """
-        plan = self._plan(hidden, context, cache.layers[first])
+        plan = self._plan(context, cache.layers[first])
         for index in range(first, last):
             hidden = self._run_layer(hidden, self._layers[index], cache.layers[index], context, plan)
         return hidden
@@ -104,25 +104,21 @@ class Decoder:
         normed = rms_norm(hidden, self._final_norm, self.shape.rms_eps)
         return linear(normed, self._head).to(torch.float32)
 
-    def _plan(self, hidden: Tensor, context: StepContext, kv: Tensor) -> _StepPlan:
+    def _plan(self, context: StepContext, kv: Tensor) -> _StepPlan:
         cos, signed_sin = self._rotary.angles(context.positions)
         decode_pages = mask = None
         if (decode := context.decode) is not None:
             decode_pages = page_index(decode.block_tables, decode.max_length, kv)
-            mask = decode_mask(decode.lengths, decode.max_length, self.shape.sliding_window, hidden)
+            mask = decode_mask(decode.lengths, decode.max_length, self.shape.sliding_window, kv)
         prefill_pages = tuple(
             page_index(segment.block_table.unsqueeze(0), segment.context_tokens, kv)
             if segment.context_tokens > segment.stop - segment.start
             else None
             for segment in context.prefill
         )
-        return _StepPlan(
-            cos, signed_sin, slot_index(context.kv_slots, kv), prefill_pages, decode_pages, mask
-        )
+        return _StepPlan(cos, signed_sin, slot_index(context.kv_slots, kv), prefill_pages, decode_pages, mask)
 
-    def _run_layer(
-        self, hidden: Tensor, layer: _Layer, kv: Tensor, context: StepContext, plan: _StepPlan
-    ) -> Tensor:
+    def _run_layer(self, hidden: Tensor, layer: _Layer, kv: Tensor, context: StepContext, plan: _StepPlan) -> Tensor:
         shape = self.shape
         qkv = linear(rms_norm(hidden, layer.attention_norm, shape.rms_eps), layer.qkv)
         heads = qkv.view(qkv.shape[0], -1, shape.head_dim)
@@ -136,20 +132,18 @@ class Decoder:
         gate_up = linear(rms_norm(hidden, layer.mlp_norm, shape.rms_eps), layer.gate_up)
         return linear_add(gated_silu(gate_up), layer.down, hidden)
 
-    def _attend(
-        self, q: Tensor, new_kv: Tensor, kv: Tensor, context: StepContext, plan: _StepPlan
-    ) -> Tensor:
+    def _attend(self, q: Tensor, new_kv: Tensor, kv: Tensor, context: StepContext, plan: _StepPlan) -> Tensor:
         outputs = []
         for segment, pages in zip(context.prefill, plan.prefill_pages, strict=True):
             rows = slice(segment.start, segment.stop)
             if pages is None:
                 k, v = new_kv[rows].transpose(0, 1).chunk(2)
             else:
-                k, v = gather_kv(kv, pages, 1, segment.context_tokens)
+                k, v = (side[:, : segment.context_tokens] for side in gather_kv(kv, pages, 1))
             outputs.append(prefill_attention(q[rows], k, v, self.shape.sliding_window))
         if (decode := context.decode) is not None:
             assert plan.decode_pages is not None and plan.decode_mask is not None
-            k, v = gather_kv(kv, plan.decode_pages, decode.stop - decode.start, decode.max_length)
+            k, v = gather_kv(kv, plan.decode_pages, decode.stop - decode.start)
             outputs.append(decode_attention(q[decode.start : decode.stop], k, v, plan.decode_mask))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 

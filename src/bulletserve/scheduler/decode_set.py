@@ -1,13 +1,17 @@
 """The rows of the next decode step, with the sums a policy asks for kept up to date.
 
-Knows nothing about blocks or steps that are under way. One pass over the rows when a step starts, no object per
-row; the row tuple is the same object until somebody joins or leaves.
+Knows nothing about blocks or steps that are under way. A step costs nothing per row: every row gets one token, so
+whatever will happen to a row is written down once, by the number of the step, when it joins. The row tuple is the
+same object until somebody joins or leaves.
 
-Slack without a pass: a row that has g tokens owes its next one at first_token + g * tpot. Every step adds one to
-g for all rows, so with n the steps taken so far, `first_token + (g - n) * tpot` never changes after a row joins:
-the most pressed row is the top of a heap.
+- A row with k cached tokens begins a block at every step whose number is congruent to -k: `_due`, one set of rows per
+  residue.
+- A row is full after as many steps as it has tokens to go: `_full_at`.
+- A row that has g tokens owes its next one at first_token + g * tpot. With n the steps taken so far,
+  `first_token + (g - n) * tpot` never changes after it joins: the most pressed row is the top of a heap.
 """
 
+from collections.abc import Collection
 from heapq import heapify, heappop, heappush
 
 from bulletserve.core.slo import NO_DEADLINE_S, Slo
@@ -32,11 +36,12 @@ class DecodeSet:
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._jobs: dict[int, Job] = {}
+        self._due: tuple[dict[int, Job], ...] = tuple({} for _ in range(block_size))
+        self._full_at: dict[int, dict[int, Job]] = {}
         self._classes: dict[Slo, _SloClass] = {}
         self._rows: tuple[int, ...] | None = ()
         self._row_jobs: tuple[Job, ...] = ()
         self._steps = 0
-        self.blocks_needed = 0
         self.tokens = 0
 
     def __len__(self) -> int:
@@ -58,19 +63,36 @@ class DecodeSet:
         self._refresh()
         return self._row_jobs
 
+    @property
+    def due(self) -> Collection[Job]:
+        """Rows whose next step begins a block."""
+        return self._due[self._steps % self._block_size].values()
+
+    @property
+    def blocks_needed(self) -> int:
+        """Blocks that the next step begins."""
+        return len(self.due)
+
+    def is_due(self, job: Job) -> bool:
+        """Whether it is a row whose next step begins a block."""
+        return job.id in self._due[self._steps % self._block_size]
+
     def join(self, job: Job, now_s: float) -> None:
-        """Add a row whose `kv_tokens` and token counts are projected."""
+        """Add a row, not full yet, whose `kv_tokens` is projected."""
         self._jobs[job.id] = job
         self._rows = None
+        job.joined_at = self._steps
+        self._due_of(job)[job.id] = job
+        self._full_at.setdefault(self._full_step(job), {})[job.id] = job
         slo = job.request.slo
         slo_class = self._classes.setdefault(slo, _SloClass(slo))
         slo_class.rows += 1
         slo_class.tokens += job.kv_tokens
         self.tokens += job.kv_tokens
-        self.blocks_needed += job.kv_tokens % self._block_size == 0
         if slo.tpot_s is not None:
             first_s = now_s if job.first_token_s is None else job.first_token_s
-            job.slack_key_s = first_s + (job.generated + job.pending - self._steps) * slo.tpot_s
+            generated = job.kv_tokens + 1 - job.prompt_tokens
+            job.slack_key_s = first_s + (generated - self._steps) * slo.tpot_s
             heappush(slo_class.heap, (job.slack_key_s, job.id))
             if len(slo_class.heap) > 2 * slo_class.rows + _HEAP_SLACK:
                 slo_class.heap = [entry for entry in slo_class.heap if self._is_live(entry)]
@@ -80,28 +102,26 @@ class DecodeSet:
         """Take a row out."""
         del self._jobs[job.id]
         self._rows = None
+        del self._due_of(job)[job.id]
+        full_step = self._full_step(job)
+        del self._full_at[full_step][job.id]
+        if not self._full_at[full_step]:
+            del self._full_at[full_step]
+        job.kv_tokens += self._steps - job.joined_at
         slo_class = self._classes[job.request.slo]
         slo_class.rows -= 1
         slo_class.tokens -= job.kv_tokens
         self.tokens -= job.kv_tokens
-        self.blocks_needed -= job.kv_tokens % self._block_size == 0
         if not slo_class.rows:
             del self._classes[slo_class.slo]
 
-    def step(self) -> None:
-        """Project one more token for every row."""
+    def step(self) -> tuple[Job, ...]:
+        """Project one more token for every row. The rows that are full now, which must leave."""
         self._steps += 1
-        needed = 0
-        block_size = self._block_size
-        for job in self._jobs.values():
-            job.kv_tokens += 1
-            job.pending += 1
-            job.in_flight += 1
-            needed += job.kv_tokens % block_size == 0
-        self.blocks_needed = needed
         self.tokens += len(self._jobs)
         for slo_class in self._classes.values():
             slo_class.tokens += slo_class.rows
+        return tuple(self._full_at.get(self._steps, {}).values())
 
     def loads(self, now_s: float) -> tuple[ClassLoad, ...]:
         """One summary per SLO class that has rows."""
@@ -122,7 +142,13 @@ class DecodeSet:
         job = self._jobs.get(request_id)
         return job is not None and job.slack_key_s == key_s
 
+    def _due_of(self, job: Job) -> dict[int, Job]:
+        return self._due[(job.joined_at - job.kv_tokens) % self._block_size]
+
+    def _full_step(self, job: Job) -> int:
+        return job.joined_at + job.most_tokens - 1 - job.kv_tokens
+
     def _refresh(self) -> None:
         if self._rows is None:
             self._row_jobs = tuple(self._jobs.values())
-            self._rows = tuple(job.seat for job in self._row_jobs)
+            self._rows = tuple([job.seat for job in self._row_jobs])

@@ -1,8 +1,7 @@
 """One request's life inside the engine, as numbers.
 
-Knows nothing about other requests. Counts come in two tenses: *projected* ones (`computed`, `kv_tokens`,
-`pending`) hold what started steps will have done, because decisions are made one step ahead; `tokens` and
-`settled` hold what is known.
+Knows nothing about other requests. Counts come in two tenses: *projected* ones (`computed`, `kv_tokens`) hold what
+started steps will have done, because decisions are made one step ahead; `tokens` and `settled` hold what is known.
 """
 
 from collections.abc import Sequence
@@ -27,8 +26,10 @@ class Phase(Enum):
 class Job:
     """The mutable record of one request.
 
-    tokens: prompt and what was generated. target: tokens that must be in the cache before the next token can be
-    drawn. in_flight: started steps (or a prefill batch between its layers) that may touch its blocks.
+    tokens: prompt and what was generated, `most_tokens` in the end. target: tokens that must be in the cache before
+    the next token can be drawn. milestone: the number of tokens from which more than a token is to be told.
+    last_step: the last started step that may touch its blocks. kv_tokens: projected tokens in the cache, from its
+    prompt's last layer on; while it is a row of the `DecodeSet`, as of the step `joined_at` of that set.
     """
 
     __slots__ = (
@@ -36,13 +37,13 @@ class Job:
         "computed",
         "ended",
         "first_token_s",
-        "generated",
         "hashes",
         "id",
-        "in_flight",
+        "joined_at",
         "kv_tokens",
-        "max_tokens",
-        "pending",
+        "last_step",
+        "milestone",
+        "most_tokens",
         "phase",
         "prompt_tokens",
         "request",
@@ -58,11 +59,12 @@ class Job:
     def __init__(self, request: Request) -> None:
         self.request = request
         self.id = request.id
-        self.max_tokens = request.max_tokens
         self.stop_ids = request.stop_ids
         self.tokens = list(request.prompt_ids)
         self.hashes = list(request.block_hashes)
         self.prompt_tokens = len(self.tokens)
+        self.most_tokens = self.prompt_tokens + request.max_tokens
+        self.milestone = 0
         self.phase = Phase.WAITING
         self.target = self.prompt_tokens
         self.seat = -1
@@ -71,9 +73,8 @@ class Job:
         self.computed = 0
         self.settled = 0
         self.kv_tokens = 0
-        self.generated = 0
-        self.pending = 0
-        self.in_flight = 0
+        self.joined_at = 0
+        self.last_step = -1
         self.ended = False
         self.first_token_s: float | None = None
         self.slack_key_s = 0.0
@@ -81,7 +82,7 @@ class Job:
     @property
     def is_full(self) -> bool:
         """Whether started steps already draw its last allowed token."""
-        return self.generated + self.pending >= self.max_tokens
+        return self.kv_tokens + 1 >= self.most_tokens
 
     def waiting_entry(self, block_size: int) -> WaitingEntry:
         """Its entry in the queue."""
@@ -94,7 +95,7 @@ class Job:
             request.slo.ttft_deadline_s(request.arrival_s),
             request.slo.name,
             request.priority,
-            self.generated > 0,
+            len(self.tokens) > self.prompt_tokens,
         )
 
     def admitted_entry(self) -> AdmittedEntry:
@@ -126,16 +127,16 @@ class Job:
         )
 
     def leave_seat(self) -> None:
-        """Preempted and out of every step: everything is computed again later."""
+        """Out of every step: if it was preempted, everything is computed again later."""
         self.phase = Phase.WAITING
         self.target = len(self.tokens)
         self.seat = -1
         self.cached = self.computed = self.settled = self.kv_tokens = 0
 
-    def block_name(self, index: int, block_size: int) -> bytes:
-        """The hash of its block `index`, all of whose tokens are known."""
-        while len(self.hashes) <= index:
+    def block_names(self, first: int, end: int, block_size: int) -> list[bytes]:
+        """The hashes of its blocks `first:end`, all of whose tokens are known."""
+        while len(self.hashes) < end:
             start = len(self.hashes) * block_size
             parent = self.hashes[-1] if self.hashes else root_hash(self.request.cache_salt)
             self.hashes.append(next_hash(parent, self.tokens[start : start + block_size]))
-        return self.hashes[index]
+        return self.hashes[first:end]

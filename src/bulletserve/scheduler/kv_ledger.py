@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from bulletserve.core.errors import EngineError
 
 NULL_BLOCK = 0
+_NO_NAME = b""
 
 
 class KvLedger:
@@ -26,7 +27,7 @@ class KvLedger:
         self.caching = caching
         self._free: deque[int] = deque(range(1, num_blocks))
         self._references = [0] * num_blocks
-        self._hash_of: list[bytes | None] = [None] * num_blocks
+        self._hash_of = [_NO_NAME] * num_blocks
         self._block_of: dict[bytes, int] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._held: dict[int, list[int]] = {}
@@ -72,39 +73,47 @@ class KvLedger:
         for block in hits:
             self._references[block] += 1
             self._cached.pop(block, None)
-        self._held[owner] = hits + [self._take() for _ in range(blocks - len(hits))]
+        self._held[owner] = hits + self._take(blocks - len(hits))
         return len(hits)
 
     def extend(self, owner: int) -> int:
         """Give one more block to an owner. Raises `EngineError` when there is none."""
-        if not self.free_blocks:
+        if not (self._free or self._cached):
             raise EngineError("no free block")
-        block = self._take()
+        (block,) = self._take(1)
         self._held[owner].append(block)
         return block
 
-    def register(self, owner: int, index: int, name: bytes) -> None:
-        """Name an owner's block whose tokens are all computed. An equal block known already keeps the name."""
-        block = self._held[owner][index]
-        if self.caching and self._hash_of[block] is None and name not in self._block_of:
-            self._hash_of[block] = name
-            self._block_of[name] = block
+    def register(self, owner: int, first: int, names: Sequence[bytes]) -> None:
+        """Name an owner's blocks from its `first` on, all of whose tokens are computed.
+
+        An equal block known already keeps the name.
+        """
+        if not self.caching:
+            return
+        hash_of, block_of = self._hash_of, self._block_of
+        blocks = self._held[owner][first : first + len(names)]
+        for block, name in zip(blocks, names, strict=True):
+            if hash_of[block] is _NO_NAME and name not in block_of:
+                hash_of[block] = name
+                block_of[name] = block
 
     def release(self, owner: int) -> None:
         """Take back all blocks of an owner; named ones stay cached until they are needed."""
+        references, hash_of, free, cached = self._references, self._hash_of, self._free, self._cached
         for block in reversed(self._held.pop(owner)):
-            self._references[block] -= 1
-            if self._references[block]:
+            references[block] -= 1
+            if references[block]:
                 continue
-            if self._hash_of[block] is None:
-                self._free.append(block)
+            if hash_of[block] is _NO_NAME:
+                free.append(block)
             else:
-                self._cached[block] = None
+                cached[block] = None
 
     def forget_prefixes(self) -> None:
         """Drop every name; blocks that nobody holds become plainly free."""
         for block in self._block_of.values():
-            self._hash_of[block] = None
+            self._hash_of[block] = _NO_NAME
         self._block_of.clear()
         self._free.extend(self._cached)
         self._cached.clear()
@@ -122,10 +131,10 @@ class KvLedger:
             raise EngineError("a free block is held, listed twice or the null block")
         if len(idle) + sum(1 for count in counts if count) != self.total_blocks:
             raise EngineError("blocks were lost or made up")
-        named = {block: name for block, name in enumerate(self._hash_of) if name is not None}
+        named = {block: name for block, name in enumerate(self._hash_of) if name}
         if named != {block: name for name, block in self._block_of.items()}:
             raise EngineError("names and blocks disagree")
-        if any(self._hash_of[b] is not None for b in self._free) or any(b not in named for b in self._cached):
+        if any(self._hash_of[b] for b in self._free) or any(b not in named for b in self._cached):
             raise EngineError("a free block has a name or a cached one has none")
 
     def _match(self, hashes: Sequence[bytes]) -> list[int]:
@@ -138,14 +147,14 @@ class KvLedger:
                 hits.append(block)
         return hits
 
-    def _take(self) -> int:
-        if self._free:
-            block = self._free.popleft()
-        else:
-            block, _ = self._cached.popitem(last=False)
-            name = self._hash_of[block]
-            if name is not None:
-                del self._block_of[name]
-                self._hash_of[block] = None
-        self._references[block] = 1
-        return block
+    def _take(self, count: int) -> list[int]:
+        free, cached, hash_of, references = self._free, self._cached, self._hash_of, self._references
+        blocks = [free.popleft() for _ in range(min(count, len(free)))]
+        while len(blocks) < count:
+            block, _ = cached.popitem(last=False)
+            del self._block_of[hash_of[block]]
+            hash_of[block] = _NO_NAME
+            blocks.append(block)
+        for block in blocks:
+            references[block] = 1
+        return blocks

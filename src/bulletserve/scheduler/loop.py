@@ -27,7 +27,8 @@ Observer = Callable[[float, Sequence[Event], Sequence[Plan]], None]
 class Loop:
     """Owns a state and drives it. All methods belong to one thread.
 
-    `observer` is called once a turn with the time, the events and the plans that were carried out.
+    `observer` is called once a turn with the time, the events and the plans that were carried out. `unsettled`: the
+    policy had more to add than one turn holds, so the next does not wait.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Loop:
         self._turns = 0
         self._status_due_s = 0.0
         self._events: Iterator[Event] = iter(())
-        self._more_to_plan = False
+        self.unsettled = False
 
     def run(self) -> str:
         """Turn until stopped. Returns the device's fault, or "" after an orderly stop.
@@ -75,7 +76,7 @@ class Loop:
 
     def turn(self) -> None:
         """Wait for something, take it in, decide, start, tell."""
-        events = self._inbox.wait(0.0 if self._more_to_plan else self._status_due_s)
+        events = self._inbox.wait(0.0 if self.unsettled else self._status_due_s)
         self.handle(events)
 
     def handle(self, events: Sequence[Event]) -> None:
@@ -106,7 +107,7 @@ class Loop:
                 _log.debug("%.6f %s", now_s, plan)
             self.state.carry_out(plan, now_s, self._executor.start)
             plans.append(plan)
-        self._more_to_plan = len(plans) == MAX_PLANS_PER_TURN
+        self.unsettled = len(plans) == MAX_PLANS_PER_TURN
         return plans
 
     def _tell(self, now_s: float) -> None:

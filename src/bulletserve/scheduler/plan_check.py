@@ -4,11 +4,20 @@ Knows nothing about policies. Every rule is decidable from the snapshot alone, s
 out whatever happens meanwhile, and a third party's policy cannot harm a running engine: it is told what it did.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 
 from bulletserve.core.errors import PlanError
-from bulletserve.core.plan import DecodeStep, Lane, MixedStep, Plan, PrefillGroup, Start
-from bulletserve.core.snapshot import LANE_DEPTH, MAX_RANGE_TOKENS, Snapshot
+from bulletserve.core.plan import DecodeStep, Lane, MixedStep, Plan, PrefillGroup, Start, lanes_of
+from bulletserve.core.snapshot import (
+    LANE_DEPTH,
+    MAX_RANGE_TOKENS,
+    AdmittedEntry,
+    Snapshot,
+    Victim,
+    WaitingEntry,
+)
+
+_Entry = WaitingEntry | AdmittedEntry | Victim
 
 
 def plan_check(snapshot: Snapshot, plan: Plan) -> None:
@@ -16,8 +25,8 @@ def plan_check(snapshot: Snapshot, plan: Plan) -> None:
     _check_choices(snapshot, plan)
     seen: set[Lane] = set()
     for start in plan.starts:
-        for lane in _lanes(start):
-            _require(lane not in seen, f"two starts on the {lane} lane in one plan")
+        for lane in lanes_of(start):
+            _require(lane not in seen, "two starts on the {} lane in one plan", lane)
             seen.add(lane)
         _check_lane(snapshot, start)
         if isinstance(start, PrefillGroup):
@@ -29,49 +38,45 @@ def plan_check(snapshot: Snapshot, plan: Plan) -> None:
     _check_blocks(snapshot, plan)
 
 
-def _require(holds: bool, rule: str) -> None:
+def _require(holds: bool, rule: str, *values: object) -> None:
     if not holds:
-        raise PlanError(rule)
+        raise PlanError(rule.format(*values))
 
 
-def _lanes(start: Start) -> tuple[Lane, ...]:
-    if isinstance(start, MixedStep):
-        return (Lane.PREFILL, Lane.DECODE)
-    return (Lane.PREFILL,) if isinstance(start, PrefillGroup) else (Lane.DECODE,)
-
-
-def _require_known(ids: Sequence[int], known: Collection[int], what: str) -> None:
-    _require(len(set(ids)) == len(ids), f"{what}: a request is named twice")
+def _require_known(ids: Sequence[int], entries: Iterable[_Entry], what: str) -> None:
+    if not ids:
+        return
+    known = {entry.request_id for entry in entries}
+    _require(len(set(ids)) == len(ids), "{}: a request is named twice", what)
     for request_id in ids:
-        _require(request_id in known, f"{what}: request {request_id} cannot be chosen")
+        _require(request_id in known, "{}: request {} cannot be chosen", what, request_id)
 
 
 def _check_choices(snapshot: Snapshot, plan: Plan) -> None:
-    waiting = {entry.request_id for entry in snapshot.waiting}
     refused = tuple(refusal.request_id for refusal in plan.refuse)
-    _require_known(plan.admit, waiting, "admit")
-    _require_known(refused, waiting, "refuse")
+    _require_known(plan.admit, snapshot.waiting, "admit")
+    _require_known(refused, snapshot.waiting, "refuse")
     _require(not set(plan.admit) & set(refused), "a request is both admitted and refused")
-    _require_known(plan.preempt, {victim.request_id for victim in snapshot.victims}, "preempt")
+    _require_known(plan.preempt, snapshot.victims, "preempt")
     _require(len(plan.admit) <= snapshot.free_seats, "more requests admitted than seats are free")
 
 
 def _check_lane(snapshot: Snapshot, start: Start) -> None:
     lattice = snapshot.limits.lattice
-    for lane in _lanes(start):
+    for lane in lanes_of(start):
         state = snapshot.prefill_lane if lane is Lane.PREFILL else snapshot.decode_lane
-        _require(state.queued < LANE_DEPTH, f"the {lane} lane is {LANE_DEPTH} steps deep already")
+        _require(state.queued < LANE_DEPTH, "the {} lane is {} steps deep already", lane, LANE_DEPTH)
     if isinstance(start, MixedStep):
         _require(start.sms == lattice.total_sms, "a mixed step takes the whole device")
     elif isinstance(start, PrefillGroup):
-        _require(start.sms in lattice.prefill_shares, f"no partition gives prefill {start.sms} SMs")
+        _require(start.sms in lattice.prefill_shares, "no partition gives prefill {} SMs", start.sms)
     else:
-        _require(start.sms in lattice.decode_shares, f"no partition gives decode {start.sms} SMs")
+        _require(start.sms in lattice.decode_shares, "no partition gives decode {} SMs", start.sms)
 
 
 def _check_group(snapshot: Snapshot, start: PrefillGroup, preempted: Sequence[int]) -> None:
     first, end = start.layer_range
-    _require(0 <= first < end <= snapshot.limits.num_layers, f"no such layers: {first} to {end}")
+    _require(0 <= first < end <= snapshot.limits.num_layers, "no such layers: {} to {}", first, end)
     if snapshot.prefill is None:
         _require(first == 0, "a new batch starts at its first layer")
         _check_ranges(snapshot, start.requests, start.token_ranges, preempted)
@@ -79,7 +84,7 @@ def _check_group(snapshot: Snapshot, start: PrefillGroup, preempted: Sequence[in
     progress = snapshot.prefill
     _require(start.requests == progress.requests, "another batch is between its first and last layer")
     _require(start.token_ranges == progress.token_ranges, "a batch keeps its token ranges")
-    _require(first == progress.next_layer, f"the batch goes on at layer {progress.next_layer}, not {first}")
+    _require(first == progress.next_layer, "the batch goes on at layer {}, not {}", progress.next_layer, first)
 
 
 def _check_mixed(snapshot: Snapshot, start: MixedStep, preempted: Sequence[int]) -> None:
@@ -96,15 +101,15 @@ def _check_ranges(
     ranges: tuple[tuple[int, int], ...],
     preempted: Sequence[int],
 ) -> None:
-    admitted = {entry.request_id: entry for entry in snapshot.admitted}
+    admitted = {entry.request_id: entry for entry in snapshot.admitted if entry.request_id not in preempted}
     _require(bool(requests), "a prefill batch without requests")
     _require(len(requests) == len(ranges), "every request of a batch needs one token range")
-    _require_known(requests, admitted.keys() - set(preempted), "prefill")
+    _require_known(requests, admitted.values(), "prefill")
     for request_id, (start, end) in zip(requests, ranges, strict=True):
         entry = admitted[request_id]
-        _require(start == entry.computed_tokens, f"request {request_id} goes on at {entry.computed_tokens}")
-        _require(start < end <= entry.prompt_tokens, f"request {request_id} has no tokens {start} to {end}")
-        _require(end - start <= MAX_RANGE_TOKENS, f"a token range holds at most {MAX_RANGE_TOKENS} tokens")
+        _require(start == entry.computed_tokens, "request {} goes on at {}", request_id, entry.computed_tokens)
+        _require(start < end <= entry.prompt_tokens, "request {} has no tokens {} to {}", request_id, start, end)
+        _require(end - start <= MAX_RANGE_TOKENS, "a token range holds at most {} tokens", MAX_RANGE_TOKENS)
 
 
 def _check_rows(snapshot: Snapshot, start: DecodeStep | MixedStep, plan: Plan) -> None:
@@ -122,4 +127,4 @@ def _check_blocks(snapshot: Snapshot, plan: Plan) -> None:
     if any(isinstance(start, DecodeStep | MixedStep) for start in plan.starts):
         spared = sum(v.needs_block for v in snapshot.victims if v.request_id in plan.preempt)
         wanted += snapshot.decode_blocks_needed - spared
-    _require(wanted <= snapshot.free_blocks, f"{wanted} blocks wanted, {snapshot.free_blocks} free")
+    _require(wanted <= snapshot.free_blocks, "{} blocks wanted, {} free", wanted, snapshot.free_blocks)

@@ -12,7 +12,7 @@ from heapq import nlargest
 
 from bulletserve.core.events import Aborted, Arrived, CacheReset, Event, Output, Status, StepDone, Stop
 from bulletserve.core.launch import Launch, PromptPart, Seat
-from bulletserve.core.plan import DecodeStep, Lane, MixedStep, Plan, PrefillGroup, Start
+from bulletserve.core.plan import DecodeStep, Lane, MixedStep, Plan, PrefillGroup, Start, lanes_of
 from bulletserve.core.request import Finished, FinishReason, Request
 from bulletserve.core.snapshot import (
     VICTIMS_SHOWN,
@@ -29,17 +29,20 @@ from bulletserve.scheduler.kv_ledger import KvLedger
 from bulletserve.scheduler.ordering import Ordering, Queue, fcfs
 from bulletserve.telemetry.lanes import LaneTimes
 
+NAMING_TOKENS = 64
+"""A row names the blocks it has filled every so many tokens, each seat at its own moment, and when it ends."""
+
 
 @dataclass(slots=True)
 class _Step:
-    """A started step: whose prompts it computes, whose tokens it brings, whose blocks it lets go when it ends."""
+    """A started step: whose prompts it computes, whose tokens it brings, who vacates when it ends."""
 
     started_s: float
     launch: Launch = field(init=False)
     batch: tuple[Job, ...] = ()
     drawn: tuple[Job, ...] = ()
-    holders: tuple[Job, ...] = ()
     settles: tuple[tuple[Job, int], ...] = ()
+    leaving: list[Job] = field(default_factory=list)
 
 
 class State:
@@ -65,7 +68,9 @@ class State:
         self._seats = list(range(limits.max_seqs - 1, -1, -1))
         self._steps: dict[int, _Step] = {}
         self._next_step = 0
-        self._lane_sms = {Lane.PREFILL: 0, Lane.DECODE: 0}
+        self._last_rows_step = -1
+        self._lane_queued = dict.fromkeys(Lane, 0)
+        self._lane_sms = dict.fromkeys(Lane, 0)
         self._told_ids: list[int] = []
         self._told_tokens: list[int] = []
         self._firsts: list[tuple[int, int]] = []
@@ -94,8 +99,7 @@ class State:
                 self.stopped = True
 
     def end_all(self, reason: FinishReason, message: str, unheard: Iterable[Request] = ()) -> None:
-        """Stop, and answer every open request and those not taken in yet, however broken the rest of the state is."""
-        self.stopped = True
+        """Answer every open request and those not taken in yet, however broken the rest of the state is."""
         for request_id in (*self._jobs, *(request.id for request in unheard)):
             self._finished.append(Finished(request_id, reason, None, message))
         self._jobs.clear()
@@ -104,16 +108,18 @@ class State:
         """Into the queue; what could never end, even alone, is refused: it would block all behind it."""
         self._jobs[job.id] = job
         self._queue.add(job.waiting_entry(self.limits.block_size))
-        longest = job.prompt_tokens + job.max_tokens - 1
+        longest = job.most_tokens - 1
         room = self.limits.total_blocks * self.limits.block_size
         if longest > room:
             message = f"prompt and answer need room for {longest} tokens in the cache, which holds {room}"
             self._end(job, FinishReason.REFUSED, message=message)
-        elif not job.prompt_tokens or job.max_tokens < 1:
+        elif not job.prompt_tokens or job.request.max_tokens < 1:
             self._end(job, FinishReason.REFUSED, message="a request needs a prompt and at least one token to make")
 
     def _step_done(self, done: StepDone, now_s: float) -> None:
         step = self._steps.pop(done.step_id)
+        for lane in lanes_of(step.launch.step):
+            self._lane_queued[lane] -= 1
         self.lanes.observe(step.launch.lane, done.started_s, done.finished_s, bool(step.launch.rows))
         if done.error:
             self._step_failed(step, done)
@@ -121,10 +127,8 @@ class State:
             for job, tokens in step.settles:
                 self._settle(job, tokens)
             self._take_tokens(step.drawn, done.tokens, now_s)
-        for job in step.holders:
-            job.in_flight -= 1
-            if job.phase is Phase.LEAVING:
-                self._vacate_if_idle(job)
+        for job in step.leaving:
+            self._vacate(job)
         if not (self._decoding or any(step.launch.rows for step in self._steps.values())):
             self.lanes.pause()
 
@@ -132,56 +136,51 @@ class State:
         """End every request of the step, also those whose next layers have been started already."""
         if done.fatal:
             self.fault = done.error
-        for job in step.drawn:
-            job.pending -= 1
         for job in (*step.batch, *step.drawn):
             self._end(job, FinishReason.ERROR, message=done.error)
 
     def _take_tokens(self, jobs: Sequence[Job], tokens: Sequence[int], now_s: float) -> None:
         """One pass over the rows of a step; whatever is not plain goes to `_milestone`."""
-        block_size = self.limits.block_size
         tell_id, tell_token = self._told_ids.append, self._told_tokens.append
         for job, token in zip(jobs, tokens, strict=True):
-            job.pending -= 1
-            if job.ended:
-                continue
             known = job.tokens
-            known.append(token)
-            job.generated += 1
-            tell_id(job.id)
-            tell_token(token)
-            if (
-                job.first_token_s is None
-                or token in job.stop_ids
-                or job.generated >= job.max_tokens
-                or job.phase is not Phase.DECODING
-                or (len(known) - 1) % block_size == 0
-            ):
+            if len(known) + 1 >= job.milestone or token in job.stop_ids:
                 self._milestone(job, token, now_s)
+            else:
+                known.append(token)
+                tell_id(job.id)
+                tell_token(token)
 
     def _milestone(self, job: Job, token: int, now_s: float) -> None:
+        """A first, last or void token, one for a request that was preempted, or one at which full blocks are named."""
+        if job.ended:
+            return
+        job.tokens.append(token)
+        self._told_ids.append(job.id)
+        self._told_tokens.append(token)
+        known = len(job.tokens)
         if job.first_token_s is None:
             job.first_token_s = now_s
             self._firsts.append((job.id, min(job.cached, job.prompt_tokens)))
+        self._settle(job, known - 1)
         if token in job.stop_ids:
             self._end(job, FinishReason.STOP, stop_id=token)
-        elif job.generated >= job.max_tokens:
+        elif known >= job.most_tokens:
             self._end(job, FinishReason.LENGTH)
         elif job.phase is Phase.PREFILLING:
             self._drawing -= 1
             job.phase = Phase.DECODING
             self._decoding.join(job, now_s)
-        elif job.phase is Phase.DECODING:
-            self._settle(job, len(job.tokens) - 1)
+        if job.phase is Phase.DECODING:
+            job.milestone = min(job.most_tokens, known + NAMING_TOKENS - (known + job.seat) % NAMING_TOKENS)
 
     def _settle(self, job: Job, tokens: int) -> None:
         """The first `tokens` tokens of a job are in the cache for certain: name the blocks they fill."""
         block_size = self.limits.block_size
-        if job.ended or not self.ledger.caching:
-            return
-        for index in range(job.settled // block_size, tokens // block_size):
-            self.ledger.register(job.id, index, job.block_name(index, block_size))
-        job.settled = max(job.settled, tokens)
+        first, end = job.settled // block_size, tokens // block_size
+        if end > first and self.ledger.caching and not job.ended:
+            self.ledger.register(job.id, first, job.block_names(first, end, block_size))
+            job.settled = tokens
 
     # --- ends -----------------------------------------------------------------------------------------------
 
@@ -205,32 +204,36 @@ class State:
             case Phase.WAITING:
                 self._queue.remove(job.id)
                 return
+            case Phase.LEAVING:
+                return
             case Phase.ADMITTED:
                 del self._admitted[job.id]
                 self._admitted_entries = None
             case Phase.PREFILLING:
                 self._drawing -= job not in self._batch
             case Phase.DECODING if job in self._decoding:
-                self._decoding.leave(job)
+                self._leave_rows(job)
         job.phase = Phase.LEAVING
-        if job in self._batch and all(member.ended for member in self._batch):
-            self._drop_batch()
-        self._vacate_if_idle(job)
+        job.milestone = 0
+        if job not in self._batch:
+            self._let_go(job)
+        elif all(member.ended for member in self._batch):
+            batch, self._batch, self._progress = self._batch, (), None
+            for member in batch:
+                self._let_go(member)
 
-    def _drop_batch(self) -> None:
-        """Nobody waits for the batch between its layers any more: its last started group lets its blocks go."""
-        batch, self._batch, self._progress = self._batch, (), None
-        groups = [s for s in self._steps.values() if isinstance(s.launch.step, PrefillGroup)]
-        if groups:
-            groups[-1].holders += batch
-            return
-        for job in batch:
-            job.in_flight -= 1
-            self._vacate_if_idle(job)
+    def _leave_rows(self, job: Job) -> None:
+        self._decoding.leave(job)
+        job.last_step = max(job.last_step, self._last_rows_step)
 
-    def _vacate_if_idle(self, job: Job) -> None:
-        if job.in_flight or job.phase is not Phase.LEAVING:
-            return
+    def _let_go(self, job: Job) -> None:
+        step = self._steps.get(job.last_step)
+        if step is None:
+            self._vacate(job)
+        else:
+            step.leaving.append(job)
+
+    def _vacate(self, job: Job) -> None:
         self.ledger.release(job.id)
         self._seats.append(job.seat)
         job.leave_seat()
@@ -247,7 +250,10 @@ class State:
             self._end(job, FinishReason.REFUSED, message=refusal.reason, retry_after_s=retry_s)
         for request_id in plan.preempt:
             self.preemptions += 1
-            self._withdraw(self._jobs[request_id])
+            job = self._jobs[request_id]
+            if job.milestone:
+                self._settle(job, len(job.tokens) - 1)
+            self._withdraw(job)
         for request_id in plan.admit:
             self._admit(self._jobs[request_id])
         for step in plan.starts:
@@ -256,10 +262,9 @@ class State:
     def _admit(self, job: Job) -> None:
         block_size = self.limits.block_size
         self._queue.remove(job.id)
-        known = (job.target - 1) // block_size
         names: list[bytes] = []
         if self.ledger.caching:
-            names = [job.block_name(index, block_size) for index in range(known)]
+            names = job.block_names(0, (job.target - 1) // block_size, block_size)
             self.queried_tokens += job.target
         hits = self.ledger.allocate(job.id, self.ledger.blocks_for(job.target), names)
         self.hit_tokens += hits * block_size
@@ -282,6 +287,8 @@ class State:
             if layers[0] == 0:
                 seats = self._open_batch(start.requests)
             step.batch = self._batch
+            for job in self._batch:
+                job.last_step = self._next_step
             parts = tuple(
                 PromptPart(job.seat, first, end, end == job.target)
                 for job, (first, end) in zip(self._batch, start.token_ranges, strict=True)
@@ -293,17 +300,17 @@ class State:
         step.launch = Launch(self._next_step, start, seats, tuple(blocks), parts, rows)
         self._steps[self._next_step] = step
         self._next_step += 1
-        self._lane_sms[step.launch.lane] = start.sms
+        for lane in lanes_of(start):
+            self._lane_queued[lane] += 1
+            self._lane_sms[lane] = start.sms
         return step.launch
 
     def _project_rows(self, step: _Step) -> list[tuple[int, int]]:
-        jobs, block_size = self._decoding.jobs, self.limits.block_size
-        blocks = [(j.seat, self.ledger.extend(j.id)) for j in jobs if j.kv_tokens % block_size == 0]
-        self._decoding.step()
-        for job in jobs:
-            if job.generated + job.pending >= job.max_tokens:
-                self._decoding.leave(job)
-        step.drawn = step.holders = jobs
+        step.drawn = self._decoding.jobs
+        blocks = [(job.seat, self.ledger.extend(job.id)) for job in self._decoding.due]
+        self._last_rows_step = self._next_step
+        for job in self._decoding.step():
+            self._leave_rows(job)
         return blocks
 
     def _open_batch(self, requests: tuple[int, ...]) -> tuple[Seat, ...]:
@@ -313,7 +320,6 @@ class State:
         for job in self._batch:
             del self._admitted[job.id]
             job.phase = Phase.PREFILLING
-            job.in_flight += 1
             if not job.seated:
                 job.seated = True
                 seats.append(job.seat_card(self.ledger.held(job.id)))
@@ -326,24 +332,21 @@ class State:
         drawn: list[Job] = []
         for job, (_, end) in zip(batch, ranges, strict=True):
             job.computed = end
-            if end < job.target:
-                if not job.ended:
-                    job.phase = Phase.ADMITTED
-                    self._admitted[job.id] = job
-                    self._admitted_entries = None
-                continue
-            drawn.append(job)
-            job.kv_tokens = job.target
-            job.pending += 1
+            if end == job.target:
+                drawn.append(job)
+                job.kv_tokens = end
             if job.ended:
-                continue
-            if join and not job.is_full:
+                step.leaving.append(job)
+            elif end < job.target:
+                job.phase = Phase.ADMITTED
+                self._admitted[job.id] = job
+                self._admitted_entries = None
+            elif join and not job.is_full:
                 job.phase = Phase.DECODING
                 self._decoding.join(job, now_s)
             else:
                 self._drawing += 1
         step.drawn = (*drawn, *step.drawn)
-        step.holders = (*step.holders, *batch)
         step.settles = tuple((job, end) for job, (_, end) in zip(batch, ranges, strict=True))
 
     # --- what others see ------------------------------------------------------------------------------------
@@ -370,8 +373,8 @@ class State:
             free_blocks=free,
             returning_blocks=self._returning_blocks() if needed > free else 0,
             free_seats=len(self._seats),
-            prefill_lane=self._lane(Lane.PREFILL),
-            decode_lane=self._lane(Lane.DECODE),
+            prefill_lane=LaneState(self._lane_queued[Lane.PREFILL], self._lane_sms[Lane.PREFILL]),
+            decode_lane=LaneState(self._lane_queued[Lane.DECODE], self._lane_sms[Lane.DECODE]),
         )
 
     def take_output(self, now_s: float) -> Output | None:
@@ -411,23 +414,19 @@ class State:
             longest_gap_s=self.lanes.longest_gap_s(now_s),
         )
 
-    def _lane(self, lane: Lane) -> LaneState:
-        starts = [step.launch.step for step in self._steps.values()]
-        queued = sum(isinstance(start, MixedStep) or _lane_of(start) is lane for start in starts)
-        return LaneState(queued, self._lane_sms[lane])
-
     def _returning_blocks(self) -> int:
         """Blocks of those that are in no further step, known ahead of the step that lets them go."""
-        held = {job.id: job for step in self._steps.values() for job in step.holders}
-        gone = [j for j in held.values() if j.phase is Phase.LEAVING or (j.is_full and j not in self._decoding)]
-        return sum(len(self.ledger.held(job.id)) for job in gone)
+        gone: set[int] = set()
+        for step in self._steps.values():
+            gone.update(job.id for job in step.leaving)
+            gone.update(job.id for job in step.drawn if job.is_full and job not in self._decoding)
+        return sum(len(self.ledger.held(request_id)) for request_id in gone)
 
     def _victims(self) -> tuple[Victim, ...]:
         """The last to arrive of those that decode or wait for their batch, never the first of all.
 
         Only made when blocks run out.
         """
-        block_size = self.limits.block_size
         candidates = [*self._decoding.jobs, *self._admitted.values()]
         latest = nlargest(
             min(VICTIMS_SHOWN, len(candidates) - 1),
@@ -438,12 +437,8 @@ class State:
             Victim(
                 job.id,
                 len(self.ledger.held(job.id)),
-                job.phase is Phase.DECODING and job.kv_tokens % block_size == 0,
-                job.phase is Phase.DECODING,
+                self._decoding.is_due(job),
+                job in self._decoding,
             )
             for job in latest
         )
-
-
-def _lane_of(start: Start) -> Lane:
-    return Lane.DECODE if isinstance(start, DecodeStep) else Lane.PREFILL

@@ -74,7 +74,7 @@ def submit(simulation: Simulation, requests: Sequence[Request]) -> None:
 def drain(simulation: Simulation) -> None:
     """Turn until nothing is left. Raises `EngineError` when requests are left and nothing will ever happen."""
     while simulation.executor.has_work or not simulation.state.is_idle:
-        if not simulation.executor.has_work:
+        if not (simulation.executor.has_work or simulation.loop.unsettled):
             raise EngineError("requests are left, but the policy starts nothing")
         simulation.loop.turn()
         if simulation.state.fault:

@@ -9,6 +9,7 @@ import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 from bulletserve.core.errors import ConfigError
@@ -25,15 +26,21 @@ class RequestLengths:
 
 def read_request_list(path: Path) -> tuple[RequestLengths, ...]:
     """Read a JSONL file. Raises `ConfigError` with the line number for a line that is none."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
     requests: list[RequestLengths] = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
-            request = RequestLengths(float(row["arrival"]), int(row["prompt_tokens"]), int(row["output_tokens"]))
+            request = RequestLengths(float(row["arrival"]), row["prompt_tokens"], row["output_tokens"])
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{path}, line {number}: not a request ({error!r})") from None
-        if request.prompt_tokens < 1 or request.output_tokens < 1 or request.arrival_s < 0:
-            raise ConfigError(f"{path}, line {number}: lengths must be positive")
+        if not 0 <= request.arrival_s < inf:
+            raise ConfigError(f"{path}, line {number}: an arrival is a number of seconds, 0 or more")
+        if any(type(n) is not int or n < 1 for n in (request.prompt_tokens, request.output_tokens)):
+            raise ConfigError(f"{path}, line {number}: lengths must be whole numbers of at least 1")
         requests.append(request)
     return tuple(requests)
 

@@ -1,0 +1,86 @@
+"""What side-by-side lanes buy on this CPU: tokens per second on the demo's mix, and the gap that a prompt tears.
+
+1. The demo's requests under `time_sliced` and the other policies, in alternating rounds; ratios within each round.
+2. Four streams decode; after a while a prompt of 512 tokens arrives. The longest gap of any stream from its arrival
+   to its first token, divided by the streams' median gap before it, per policy, median over the rounds.
+
+Usage: python benchmarks/cpu_policies.py [--rounds 5] [--dtype bfloat16]
+"""
+
+import argparse
+import random
+from pathlib import Path
+from statistics import median
+
+from record import record
+
+from bulletserve.commands.compare import timed_prompts
+from bulletserve.comparison import FIGURES, TimedPrompt, compare, medians, paired_ratios, run_arm, same_answers
+from bulletserve.compose import Engine, build_engine
+from bulletserve.core.config import EngineConfig
+
+POLICIES = ("time_sliced", "chunked_prefill", "static_split")
+STREAMS = 4
+STREAM_TOKENS = 80
+NEWCOMER_TOKENS = 512
+NEWCOMER_ARRIVES_S = 1.2
+PROMPTS = Path(__file__).parent.parent / "examples" / "demo_requests.jsonl"
+
+
+def newcomer_gap(engine: Engine, policy: str, seed: int) -> tuple[float, float, float]:
+    """Median gap before the newcomer, longest gap while it is prefilled, its time to the first token; seconds."""
+    rng = random.Random(seed)
+    vocabulary = engine.info.vocab_size
+
+    def prompt(tokens: int) -> tuple[int, ...]:
+        return tuple(rng.randrange(vocabulary) for _ in range(tokens))
+
+    streams = [TimedPrompt(0.0, prompt(32), STREAM_TOKENS) for _ in range(STREAMS)]
+    run = run_arm(engine, policy, [*streams, TimedPrompt(NEWCOMER_ARRIVES_S, prompt(NEWCOMER_TOKENS), 2)])
+    arrival_s, first_s = run.start_s + NEWCOMER_ARRIVES_S, run.token_times_s[STREAMS][0]
+    before: list[float] = []
+    beside: list[float] = []
+    for times_s in run.token_times_s[:STREAMS]:
+        for a, b in zip(times_s, times_s[1:], strict=False):
+            if b < arrival_s and a > run.start_s + 0.3:
+                before.append(b - a)
+            elif b >= arrival_s and a <= first_s:
+                beside.append(b - a)
+    assert before and beside and max(t[-1] for t in run.token_times_s[:STREAMS]) > first_s, "the streams were too short"
+    return median(before), max(beside), first_s - arrival_s
+
+
+def main() -> None:
+    """Measure, print, write the JSON."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--dtype", default="bfloat16")
+    options = parser.parse_args()
+    engine = build_engine(EngineConfig(dtype=options.dtype))
+    metrics: dict[str, float] = {}
+    results = compare(engine, POLICIES, timed_prompts(PROMPTS, engine), options.rounds)
+    for arm, policy in enumerate(POLICIES):
+        figures, ratios = medians(results, arm), paired_ratios(results, arm)
+        for name in FIGURES:
+            stem = f"mix_{policy}_{name.removesuffix('_s').removesuffix('_per')}"
+            unit = "tok_s" if name == "tokens_per_s" else "ms"
+            metrics[f"{stem}_{unit}"] = figures[name] * (1 if unit == "tok_s" else 1e3)
+            metrics[f"{stem}_x"] = ratios[name]
+        metrics[f"mix_{policy}_both_lanes_share"] = median(arms[arm].both_lanes_share for arms in results)
+        metrics[f"mix_{policy}_same_answers_share"] = same_answers(results, arm)
+        for number, arms in enumerate(results):
+            metrics[f"mix_{policy}_round{number}_tok_s"] = arms[arm].summary.tokens_per_s
+    for policy in POLICIES:
+        found = [newcomer_gap(engine, policy, seed) for seed in range(options.rounds)]
+        metrics[f"newcomer_{policy}_gap_before_ms"] = median(f[0] for f in found) * 1e3
+        metrics[f"newcomer_{policy}_longest_gap_ms"] = median(f[1] for f in found) * 1e3
+        metrics[f"newcomer_{policy}_gap_x"] = median(f[1] / f[0] for f in found)
+        metrics[f"newcomer_{policy}_ttft_ms"] = median(f[2] for f in found) * 1e3
+    engine.close()
+    for key, value in metrics.items():
+        print(f"{key:50} {value:10.3f}")
+    print(record(f"cpu_policies_{options.dtype}", metrics))
+
+
+if __name__ == "__main__":
+    main()

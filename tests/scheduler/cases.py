@@ -1,0 +1,165 @@
+"""Hypothesis strategies: whole histories for a `World`, and snapshots that no history may ever reach."""
+
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+from bulletserve.core.partition import Lattice
+from bulletserve.core.prefix import block_hashes
+from bulletserve.core.request import Request
+from bulletserve.core.slo import NO_DEADLINE_S, Slo
+from bulletserve.core.snapshot import (
+    VICTIMS_SHOWN,
+    AdmittedEntry,
+    ClassLoad,
+    LaneState,
+    Limits,
+    PrefillProgress,
+    Snapshot,
+    Victim,
+    WaitingEntry,
+)
+from tests.scheduler.world import LATTICE, TOTAL_SMS, Case
+
+STEMS = tuple(tuple(range(1000 * stem, 1000 * stem + 40)) for stem in (1, 2))
+"""Prompts begin with one of these, so that prefixes meet in the cache."""
+
+SLOS = (Slo(), Slo("fast", 1.0, 0.25), Slo("slow", 8.0, 2.0), Slo("late", None, 1.0))
+moments = st.integers(0, 80).map(lambda eighths: eighths / 8)
+
+
+@st.composite
+def requests(draw: st.DrawFn, request_id: int, block_size: int, can_stop: bool) -> Request:
+    stem = draw(st.sampled_from(STEMS))
+    prompt = stem[: draw(st.integers(0, 24))] + tuple(draw(st.lists(st.integers(1, 2), max_size=3)))
+    prompt = prompt or stem[:1]
+    salt = draw(st.sampled_from(("", "", "", "salt")))
+    return Request(
+        request_id,
+        prompt,
+        draw(st.integers(1, 14) | st.just(1)),
+        draw(moments),
+        temperature=request_id / 8,
+        seed=request_id,
+        stop_ids=frozenset({0, 1}) if can_stop else frozenset(),
+        slo=draw(st.sampled_from(SLOS)),
+        priority=draw(st.sampled_from((0, 0, 0, -1, 1))),
+        cache_salt=salt,
+        block_hashes=block_hashes(prompt, block_size, salt) if draw(st.booleans()) else (),
+    )
+
+
+@st.composite
+def cases(draw: st.DrawFn, *, fatal: bool = False) -> Case:
+    block_size = draw(st.integers(1, 6))
+    can_stop = draw(st.booleans())
+    shell = Case((), alphabet=draw(st.sampled_from((8, 40))), seed=draw(st.integers(0, 1000)))
+    asked: list[Request] = []
+    for i in range(draw(st.integers(1, 9))):
+        asked.append(draw(requests(i, block_size, can_stop)))
+        if i and draw(st.integers(0, 3)) == 0:
+            asked[-1] = follow_up(shell, draw(st.sampled_from(asked[:-1])), asked[-1])
+    longest = max(len(r.prompt_ids) + r.max_tokens - 1 for r in asked)
+    least = -(-longest // block_size)
+    some = st.sampled_from([r.id for r in asked])
+    return replace(
+        shell,
+        requests=tuple(asked),
+        block_size=block_size,
+        total_blocks=max(1, draw(st.integers(least, least + 8) | st.integers(least, 4 * least) | st.just(least - 1))),
+        max_seqs=draw(st.integers(1, 6)),
+        caching=draw(st.booleans()),
+        num_layers=draw(st.integers(1, 5)),
+        group_token_layers=draw(st.integers(1, 100)),
+        aborts=tuple(draw(st.lists(st.tuples(moments, some), max_size=3))),
+        failing=draw(st.just(frozenset()) | st.frozensets(st.integers(0, 40), max_size=3)),
+        fatal=draw(st.integers(0, 30)) if fatal else -1,
+    )
+
+
+def follow_up(shell: Case, first: Request, second: Request) -> Request:
+    """A conversation's next turn: the prompt is what was asked and answered before, and one token more."""
+    prompt = (*first.prompt_ids, *shell.answer(first), 3)
+    return replace(second, prompt_ids=prompt, cache_salt=first.cache_salt, block_hashes=())
+
+
+BARE_LATTICE = Lattice.of_splits(TOTAL_SMS, ())
+
+
+@st.composite
+def limits(draw: st.DrawFn) -> Limits:
+    return Limits(
+        num_layers=draw(st.integers(1, 48)),
+        block_size=draw(st.sampled_from((1, 4, 16))),
+        total_blocks=draw(st.integers(1, 5000)),
+        max_seqs=draw(st.integers(1, 512)),
+        group_token_layers=draw(st.integers(1, 20000)),
+        batch_tokens=draw(st.integers(1, 9000)),
+        lattice=draw(st.sampled_from((LATTICE, BARE_LATTICE))),
+    )
+
+
+@st.composite
+def snapshots(draw: st.DrawFn) -> Snapshot:
+    """Any snapshot that does not contradict itself, reachable or not."""
+    bounds = draw(limits())
+    ids = iter(draw(st.permutations(range(60))))
+    lengths = st.integers(1, 9000) | st.integers(1, 40)
+    names = st.sampled_from(("a", "b"))
+    slacks = st.floats(-10, 10) | st.just(NO_DEADLINE_S)
+
+    def waiting_entry() -> WaitingEntry:
+        tokens = draw(lengths)
+        blocks = -(-tokens // bounds.block_size)
+        times = draw(moments), draw(moments | st.just(NO_DEADLINE_S))
+        return WaitingEntry(
+            next(ids), times[0], tokens, blocks, times[1], draw(names), draw(st.integers(-1, 1)), draw(st.booleans())
+        )
+
+    def admitted_entry() -> AdmittedEntry:
+        tokens = draw(lengths)
+        return AdmittedEntry(
+            next(ids), draw(moments), tokens, draw(st.integers(0, tokens - 1)), draw(moments), draw(names)
+        )
+
+    waiting = tuple(waiting_entry() for _ in range(draw(st.integers(0, 5))))
+    admitted = tuple(admitted_entry() for _ in range(draw(st.integers(0, 5))))
+    prefill = None
+    if bounds.num_layers > 1 and draw(st.booleans()):
+        members = tuple(next(ids) for _ in range(draw(st.integers(1, 3))))
+        ranges = tuple((0, draw(st.integers(1, 4096))) for _ in members)
+        prefill = PrefillProgress(members, ranges, draw(st.integers(1, bounds.num_layers - 1)))
+    rows = draw(st.integers(0, 300) | st.integers(0, 4))
+    needed = draw(st.integers(0, rows))
+    free = draw(st.integers(0, bounds.total_blocks) | st.integers(0, min(8, bounds.total_blocks)))
+    victims: list[Victim] = []
+    if needed > free:
+        needing, others = needed, rows - needed
+        some = admitted[: draw(st.integers(0, len(admitted)))]
+        victims += [Victim(entry.request_id, draw(st.integers(1, 600)), False, False) for entry in some]
+        shown = draw(st.integers(0, VICTIMS_SHOWN))
+        while len(victims) < shown and needing + others:
+            needs = bool(needing) and (not others or draw(st.booleans()))
+            needing, others = needing - needs, others - (not needs)
+            victims.append(Victim(next(ids), draw(st.integers(1, 600)), needs, True))
+        victims = list(draw(st.permutations(victims)))
+    classes = (ClassLoad("a", rows, rows * 7, draw(slacks)),) if rows else ()
+    return Snapshot(
+        now_s=draw(moments),
+        limits=bounds,
+        waiting=waiting,
+        waiting_total=len(waiting) + draw(st.integers(0, 3)),
+        admitted=admitted,
+        prefill=prefill,
+        prefilling_rows=draw(st.integers(0, 3)),
+        decode_rows=rows,
+        decode_tokens=rows * 7,
+        decode_classes=classes,
+        decode_blocks_needed=needed,
+        victims=tuple(victims),
+        free_blocks=free,
+        returning_blocks=draw(st.integers(0, 20)) if needed > free else 0,
+        free_seats=draw(st.integers(0, 8)),
+        prefill_lane=LaneState(draw(st.integers(0, 2)), draw(st.integers(0, TOTAL_SMS))),
+        decode_lane=LaneState(draw(st.integers(0, 2)), draw(st.integers(0, TOTAL_SMS))),
+    )

@@ -1,0 +1,220 @@
+"""The ledger against a model that is too simple to be wrong: lists, and a history of when what was last let go."""
+
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from bulletserve.core.errors import EngineError
+from bulletserve.core.prefix import block_hashes
+from bulletserve.scheduler.kv_ledger import NULL_BLOCK, KvLedger
+
+BLOCKS = 8
+SIZE = 2
+
+
+def books(ledger: KvLedger) -> Any:
+    """Everything the ledger knows, for telling whether anything changed."""
+    return (
+        list(ledger._free),
+        list(ledger._cached),
+        list(ledger._references),
+        dict(ledger._block_of),
+        {owner: list(blocks) for owner, blocks in ledger._held.items()},
+    )
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Owners take, extend, name and let go blocks; the model knows what each block must contain."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger = KvLedger(BLOCKS + 1, SIZE)
+        self.held: dict[int, list[int]] = {}
+        self.names: dict[int, list[bytes]] = {}
+        self.name_of: dict[int, bytes] = {}
+        self.idle: list[int] = []
+        self.next_owner = 0
+
+    @rule(tokens=st.lists(st.integers(0, 1), max_size=10), salt=st.sampled_from(("", "s")), more=st.integers(0, 5))
+    def allocate(self, tokens: list[int], salt: str, more: int) -> None:
+        names = list(block_hashes(tokens, SIZE, salt))
+        wanted = len(names) + more
+        owner, self.next_owner = self.next_owner, self.next_owner + 1
+        block_of = {name: block for block, name in self.name_of.items()}
+        hits = []
+        for name in names:
+            if name not in block_of:
+                break
+            hits.append(block_of[name])
+        can_take = [block for block in self.all_idle() if block not in hits]
+        before = books(self.ledger)
+        if wanted - len(hits) > len(can_take):
+            with pytest.raises(EngineError):
+                self.ledger.allocate(owner, wanted, names)
+            assert books(self.ledger) == before, "a failed allocation changed something"
+            return
+        assert self.ledger.allocate(owner, wanted, names) == len(hits)
+        blocks = list(self.ledger.held(owner))
+        assert blocks[: len(hits)] == hits
+        self.idle = [block for block in self.idle if block not in hits]
+        self.took(blocks[len(hits) :])
+        self.held[owner] = blocks
+        self.names[owner] = names
+
+    def all_idle(self) -> list[int]:
+        """Blocks that nobody holds, in the order in which they are given away: nameless first, then the oldest."""
+        held = {block for blocks in self.held.values() for block in blocks}
+        nameless = [b for b in range(1, BLOCKS + 1) if b not in held and b not in self.name_of]
+        return nameless + self.idle
+
+    def took(self, blocks: list[int]) -> None:
+        """These were given away: nameless ones while there are any, then the cached ones, oldest first."""
+        held = {block for others in self.held.values() for block in others}
+        assert not held & set(blocks)
+        assert NULL_BLOCK not in blocks
+        assert len(set(blocks)) == len(blocks)
+        cached = [block for block in blocks if block in self.name_of]
+        nameless = len(self.all_idle()) - len(self.idle)
+        assert len(cached) == max(0, len(blocks) - nameless), "a cached block was spent while others were free"
+        assert cached == self.idle[: len(cached)], "not the least recently used first"
+        self.idle = self.idle[len(cached) :]
+        for block in cached:
+            del self.name_of[block]
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def extend(self, data: st.DataObject) -> None:
+        owner = data.draw(st.sampled_from(sorted(self.held)))
+        before = books(self.ledger)
+        if not self.all_idle():
+            with pytest.raises(EngineError):
+                self.ledger.extend(owner)
+            assert books(self.ledger) == before
+            return
+        block = self.ledger.extend(owner)
+        self.took([block])
+        self.held[owner].append(block)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def register(self, data: st.DataObject) -> None:
+        owner = data.draw(st.sampled_from(sorted(self.held)))
+        names = self.names[owner][: len(self.held[owner])]
+        first = data.draw(st.integers(0, len(names)))
+        self.ledger.register(owner, first, names[first:])
+        for block, name in zip(self.held[owner][first:], names[first:], strict=False):
+            if block not in self.name_of and name not in self.name_of.values():
+                self.name_of[block] = name
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        owner = data.draw(st.sampled_from(sorted(self.held)))
+        self.ledger.release(owner)
+        blocks = self.held.pop(owner)
+        held = {block for others in self.held.values() for block in others}
+        self.idle += [block for block in reversed(blocks) if block not in held and block in self.name_of]
+
+    @rule()
+    def forget_prefixes(self) -> None:
+        self.ledger.forget_prefixes()
+        self.name_of.clear()
+        self.idle.clear()
+
+    @invariant()
+    def books_are_right(self) -> None:
+        self.ledger.check_integrity()
+        assert self.ledger.free_blocks == len(self.all_idle())
+        assert self.ledger.used_blocks == BLOCKS - len(self.all_idle())
+        for owner, blocks in self.held.items():
+            assert list(self.ledger.held(owner)) == blocks
+
+
+TestLedger = LedgerMachine.TestCase
+TestLedger.settings = settings(max_examples=150, stateful_step_count=30, deadline=None, derandomize=True, database=None)
+
+
+def names_of(*tokens: int, salt: str = "") -> tuple[bytes, ...]:
+    return block_hashes(tokens, SIZE, salt)
+
+
+def test_the_end_of_a_sequence_is_spent_before_its_beginning() -> None:
+    ledger = KvLedger(4, SIZE)
+    names = names_of(1, 2, 3, 4, 5, 6)
+    ledger.allocate(0, 3, ())
+    first, second, _ = ledger.held(0)
+    ledger.register(0, 0, names)
+    ledger.release(0)
+    ledger.allocate(1, 1, ())
+    assert ledger.allocate(2, 2, names) == 2
+    assert list(ledger.held(2)) == [first, second]
+
+
+def test_a_prefix_is_only_found_by_the_chain_and_salt_that_made_it() -> None:
+    ledger = KvLedger(10, SIZE)
+    ledger.allocate(0, 2, ())
+    ledger.register(0, 0, names_of(1, 2, 3, 4))
+    assert ledger.allocate(1, 2, names_of(1, 2, 3, 4)) == 2
+    assert ledger.allocate(2, 2, names_of(1, 2, 3, 5)) == 1
+    assert ledger.allocate(3, 2, names_of(9, 2, 3, 4)) == 0
+    assert ledger.allocate(4, 2, names_of(1, 2, 3, 4, salt="s")) == 0
+
+
+def test_nothing_is_found_without_caching() -> None:
+    ledger = KvLedger(10, SIZE, caching=False)
+    ledger.allocate(0, 2, ())
+    ledger.register(0, 0, names_of(1, 2, 3, 4))
+    assert ledger.allocate(1, 2, names_of(1, 2, 3, 4)) == 0
+
+
+def test_cached_blocks_are_not_counted_twice() -> None:
+    """The two that are found are also the only two that are free."""
+    ledger = KvLedger(3, SIZE)
+    ledger.allocate(0, 2, ())
+    ledger.register(0, 0, names_of(1, 2, 3, 4))
+    ledger.release(0)
+    with pytest.raises(EngineError, match="3 blocks wanted, 2 free"):
+        ledger.allocate(1, 3, names_of(1, 2, 3, 4))
+    assert ledger.allocate(1, 2, names_of(1, 2, 3, 4)) == 2
+
+
+def test_an_owner_takes_once() -> None:
+    ledger = KvLedger(10, SIZE)
+    ledger.allocate(0, 1, ())
+    with pytest.raises(EngineError, match="request 0 holds blocks already"):
+        ledger.allocate(0, 1, ())
+
+
+def break_references(ledger: KvLedger) -> None:
+    ledger._references[ledger.held(0)[0]] += 1
+
+
+def break_free_list(ledger: KvLedger) -> None:
+    ledger._free.append(ledger.held(0)[0])
+
+
+def lose_a_block(ledger: KvLedger) -> None:
+    ledger._free.pop()
+
+
+def break_a_name(ledger: KvLedger) -> None:
+    ledger._block_of.clear()
+
+
+def name_a_free_block(ledger: KvLedger) -> None:
+    ledger._hash_of[ledger._free[0]] = b"name"
+    ledger._block_of[b"name"] = ledger._free[0]
+
+
+@pytest.mark.parametrize("damage", [break_references, break_free_list, lose_a_block, break_a_name, name_a_free_block])
+def test_damage_is_found(damage: Any) -> None:
+    ledger = KvLedger(10, SIZE)
+    ledger.allocate(0, 2, ())
+    ledger.register(0, 0, names_of(1, 2))
+    ledger.check_integrity()
+    damage(ledger)
+    with pytest.raises(EngineError):
+        ledger.check_integrity()

@@ -1,0 +1,189 @@
+"""The loop's own promises: whoever fails, everyone is answered; what it reports; and that it never stalls."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from bulletserve.core.errors import PlanError
+from bulletserve.core.events import Arrived, CacheReset, Event, StepDone, Stop
+from bulletserve.core.launch import Launch
+from bulletserve.core.plan import DecodeStep, Plan
+from bulletserve.core.request import FinishReason, Request
+from bulletserve.core.snapshot import Snapshot
+from bulletserve.scheduler.loop import MAX_PLANS_PER_TURN, STATUS_PERIOD_S
+from bulletserve.scheduler.policies.time_sliced import TimeSliced
+from bulletserve.scheduler.policy import Policy
+from tests.scheduler.test_histories import busy_case
+from tests.scheduler.world import TOTAL_SMS, Case, World
+
+
+class Saboteur:
+    """A sober policy until its n-th decision."""
+
+    name = "saboteur"
+
+    def __init__(self, decisions: int, then: Callable[[Snapshot], Plan]) -> None:
+        self._left = decisions
+        self._then = then
+        self._sober = TimeSliced(16)
+
+    def decide(self, snapshot: Snapshot) -> Plan:
+        self._left -= 1
+        return self._then(snapshot) if self._left < 0 else self._sober.decide(snapshot)
+
+
+def fail(snapshot: Snapshot) -> Plan:
+    raise ZeroDivisionError("no")
+
+
+def interrupt(snapshot: Snapshot) -> Plan:
+    raise KeyboardInterrupt
+
+
+def break_a_rule(snapshot: Snapshot) -> Plan:
+    return Plan(starts=(DecodeStep("all", TOTAL_SMS + 1),))
+
+
+def check_all_answered(world: World, message: str) -> None:
+    assert world.answers.finished.keys() == {request.id for request in world.case.requests}
+    errors = [end for end in world.answers.finished.values() if end.reason is FinishReason.ERROR]
+    assert errors
+    assert all(message in end.message for end in errors)
+    assert not any(end.reason is FinishReason.ABORT for end in world.answers.finished.values())
+
+
+@pytest.mark.parametrize("decisions", [0, 1, 5, 30])
+@pytest.mark.parametrize(
+    ("then", "error"), [(fail, ZeroDivisionError), (interrupt, KeyboardInterrupt), (break_a_rule, PlanError)]
+)
+def test_a_policy_that_fails(then: Callable[[Snapshot], Plan], error: type[BaseException], decisions: int) -> None:
+    world = World(at_once(busy_case()), Saboteur(decisions, then))
+    with pytest.raises(error):
+        world.loop.run()
+    check_all_answered(world, "the scheduler failed")
+
+
+def at_once(case: Case) -> Case:
+    """The same requests, all at the beginning."""
+    return replace(case, requests=tuple(replace(request, arrival_s=0.0) for request in case.requests))
+
+
+def test_an_executor_that_fails() -> None:
+    world = World(at_once(busy_case()), TimeSliced(16))
+    start = world.device.start
+
+    def start_some(launch: Launch) -> None:
+        if launch.step_id == 5:
+            raise OSError("no device")
+        start(launch)
+
+    world.device.start = start_some  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="no device"):
+        world.loop.run()
+    check_all_answered(world, "no device")
+
+
+def test_a_device_that_will_never_work_again() -> None:
+    world = World(at_once(busy_case(fatal=3)), TimeSliced(16))
+    assert world.loop.run() == "a step failed"
+    check_all_answered(world, "a step failed")
+
+
+def test_who_was_not_heard_yet_is_answered_too() -> None:
+    """An event that cannot be taken in, a request behind it, and one that is posted while the loop ends."""
+    world = World(busy_case(), TimeSliced(16))
+    late = Request(98, (1, 2), 3, 0.0)
+    later = Request(99, (1, 2), 3, 0.0)
+    emit = world.answers.emit
+    world.executor.schedule(0.0, StepDone(12345, (), 0.0, 0.0))
+    world.executor.schedule(0.0, Arrived(late))
+    wait = world.executor.wait
+
+    def wait_and_post(deadline_s: float) -> Sequence[Event]:
+        events = wait(deadline_s)
+        world.executor.post(Arrived(later))
+        return events
+
+    world.executor.wait = wait_and_post  # type: ignore[method-assign]
+    with pytest.raises(KeyError):
+        world.loop.run()
+    assert world.answers.emit == emit
+    assert {0, 98, 99} <= world.answers.finished.keys()
+
+
+def test_a_stop_ends_what_is_open_with_abort() -> None:
+    world = World(at_once(busy_case()), TimeSliced(16))
+    world.executor.schedule(2.0, Stop())
+    assert world.loop.run() == ""
+    reasons = {end.reason for end in world.answers.finished.values()}
+    assert FinishReason.ABORT in reasons
+    assert reasons <= {FinishReason.ABORT, FinishReason.LENGTH}
+    assert len(world.answers.finished) == 12
+
+
+class OneByOne:
+    """Admits a single request per plan, and starts only when nobody waits."""
+
+    name = "one_by_one"
+
+    def __init__(self) -> None:
+        self._sober = TimeSliced(1000)
+
+    def decide(self, snapshot: Snapshot) -> Plan:
+        if snapshot.waiting and snapshot.free_seats:
+            return Plan(admit=(snapshot.waiting[0].request_id,))
+        return self._sober.decide(snapshot)
+
+
+def test_more_plans_than_a_turn_may_hold_wait_for_nothing() -> None:
+    """With no step under way no event will come, so the loop must not wait for one."""
+    case = at_once(busy_case())
+    assert len(case.requests) > MAX_PLANS_PER_TURN
+    world = World(case, OneByOne()).drain()
+    world.check_answers()
+    first = min(done.started_s for _, done in world.device.intervals)
+    assert first == 0.0
+
+
+def test_status_comes_every_second_and_counts() -> None:
+    world = World(busy_case(), TimeSliced(16)).drain()
+    statuses = world.answers.statuses
+    assert max(b.now_s - a.now_s for a, b in pairwise(statuses)) <= STATUS_PERIOD_S + 2.0
+    busy = [status for status in statuses if status.running]
+    assert busy
+    assert all(status.used_blocks for status in busy)
+    assert all(status.oldest_step_s >= 0 for status in statuses)
+    assert [status.turns for status in statuses] == sorted(status.turns for status in statuses)
+    assert statuses[-1].total_blocks == 200
+
+
+def test_the_observer_sees_each_turns_events_and_plans() -> None:
+    turns: list[tuple[float, Sequence[Event], Sequence[Plan]]] = []
+    world = World(busy_case(), TimeSliced(16))
+    world.loop._observer = lambda now_s, events, plans: turns.append((now_s, events, plans))
+    world.drain()
+    events = [event for _, seen, _ in turns for event in seen]
+    assert sum(isinstance(event, Arrived) for event in events) == 12
+    assert sum(isinstance(event, StepDone) for event in events) == len(world.device.started)
+    starts = [start for _, _, plans in turns for plan in plans for start in plan.starts]
+    assert starts == [launch.step for launch in world.device.started]
+    assert not any(plan.is_empty for _, _, plans in turns for plan in plans)
+
+
+def test_a_cache_reset_forgets_prefixes() -> None:
+    requests = tuple(Request(i, range(24), 2, 10.0 * i) for i in range(3))
+    world = World(Case(requests), TimeSliced(64))
+    world.executor.schedule(15.0, CacheReset())
+    world.drain()
+    assert world.answers.cached == {0: 0, 1: 20, 2: 0}
+
+
+def test_policies_are_replayable() -> None:
+    """The same history twice gives the same steps: nothing depends on anything but the events."""
+
+    def steps(policy: Policy) -> list[Launch]:
+        return World(busy_case(total_blocks=20), policy).drain().device.started
+
+    assert steps(TimeSliced(16)) == steps(TimeSliced(16))

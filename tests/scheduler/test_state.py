@@ -1,0 +1,329 @@
+"""What the state does, step by step, on examples small enough to follow by hand."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from bulletserve.core.events import Aborted, Arrived, Output, StepDone
+from bulletserve.core.launch import Launch
+from bulletserve.core.plan import DecodeStep, MixedStep, Plan, PrefillGroup, Start
+from bulletserve.core.prefix import block_hashes
+from bulletserve.core.request import Finished, FinishReason, Request
+from bulletserve.core.slo import Slo
+from bulletserve.core.snapshot import Limits, Snapshot
+from bulletserve.scheduler.kv_ledger import KvLedger
+from bulletserve.scheduler.plan_check import plan_check
+from bulletserve.scheduler.state import State
+from tests.scheduler.world import LATTICE, TOTAL_SMS
+
+DECODE = DecodeStep("all", TOTAL_SMS)
+STOP = 9
+
+
+class Hands:
+    """A state whose every step is started and ended by hand."""
+
+    def __init__(self, blocks: int = 20, *, block_size: int = 4, caching: bool = True) -> None:
+        limits = Limits(
+            num_layers=4,
+            block_size=block_size,
+            total_blocks=blocks,
+            max_seqs=4,
+            group_token_layers=16,
+            batch_tokens=16,
+            lattice=LATTICE,
+        )
+        self.ledger = KvLedger(blocks + 1, block_size, caching)
+        self.state = State(limits, self.ledger)
+        self.now_s = 0.0
+        self.launches: list[Launch] = []
+
+    @property
+    def snapshot(self) -> Snapshot:
+        return self.state.snapshot(self.now_s)
+
+    def arrive(self, request_id: int, prompt: Sequence[int], max_tokens: int = 10, tpot_s: float | None = None) -> None:
+        slo = Slo("chat", None, tpot_s)
+        stops = frozenset({STOP})
+        self.state.apply(Arrived(Request(request_id, prompt, max_tokens, self.now_s, stop_ids=stops, slo=slo)), 0.0)
+
+    def do(self, plan: Plan) -> None:
+        plan_check(self.snapshot, plan)
+        self.state.carry_out(plan, self.now_s, self.launches.append)
+
+    def start(self, *starts: Start) -> Launch:
+        self.do(Plan(starts=starts))
+        return self.launches[-1]
+
+    def admit(self, *request_ids: int) -> None:
+        self.do(Plan(admit=request_ids))
+
+    def prefill(self, *request_ids: int, layers: tuple[int, int] = (0, 4)) -> Launch:
+        ranges = {e.request_id: (e.computed_tokens, e.prompt_tokens) for e in self.snapshot.admitted}
+        if self.snapshot.prefill is not None:
+            ranges = dict(zip(request_ids, self.snapshot.prefill.token_ranges, strict=True))
+        return self.start(PrefillGroup(request_ids, tuple(ranges[i] for i in request_ids), layers, TOTAL_SMS))
+
+    def end(self, launch: Launch, *tokens: int, error: str = "") -> Output | None:
+        self.now_s += 1.0
+        self.state.apply(StepDone(launch.step_id, tokens, self.now_s - 1.0, self.now_s, error), self.now_s)
+        self.ledger.check_integrity()
+        return self.state.take_output(self.now_s)
+
+    def decoding(self, request_id: int, prompt: Sequence[int], max_tokens: int = 10) -> None:
+        """Bring a request to where it has its first token, 7."""
+        self.arrive(request_id, prompt, max_tokens)
+        self.admit(request_id)
+        self.end(self.prefill(request_id), 7)
+
+
+def test_a_life_from_arrival_to_the_last_token() -> None:
+    hands = Hands()
+    hands.arrive(1, (1, 2, 3), max_tokens=3)
+    assert [entry.request_id for entry in hands.snapshot.waiting] == [1]
+    hands.admit(1)
+    assert (hands.snapshot.waiting_total, hands.snapshot.free_seats, hands.snapshot.free_blocks) == (0, 3, 19)
+    launch = hands.prefill(1)
+    assert launch.seats[0].token_ids == (1, 2, 3)
+    assert [(part.start, part.end, part.samples) for part in launch.parts] == [(0, 3, True)]
+    assert (hands.snapshot.prefilling_rows, hands.snapshot.decode_rows) == (1, 0)
+    output = hands.end(launch, 5)
+    assert output is not None
+    assert (output.request_ids, output.tokens, output.first_tokens) == ((1,), (5,), ((1, 0),))
+    first = hands.start(DECODE)
+    assert first.blocks == ()
+    assert hands.snapshot.decode_rows == 1
+    second = hands.start(DECODE)
+    assert [block for _, block in second.blocks] == [2]
+    assert hands.snapshot.decode_rows == 0, "the end by max_tokens is known ahead"
+    hands.end(first, 6)
+    output = hands.end(second, 7)
+    assert output is not None
+    assert output.finished == (Finished(1, FinishReason.LENGTH),)
+    assert hands.state.is_idle
+    assert hands.snapshot.free_blocks == 20
+
+
+def test_the_token_after_a_stop_is_void_and_its_blocks_stay_until_it_is_drawn() -> None:
+    hands = Hands()
+    hands.decoding(1, (1, 2, 3))
+    first, second = hands.start(DECODE), hands.start(DECODE)
+    output = hands.end(first, STOP)
+    assert output is not None
+    assert output.finished == (Finished(1, FinishReason.STOP, STOP),)
+    assert hands.ledger.used_blocks == 2
+    assert not hands.state.is_idle
+    assert hands.end(second, 8) is None
+    assert hands.ledger.used_blocks == 0
+    assert hands.state.is_idle
+
+
+def test_an_abort_between_the_layers_of_a_batch_waits_for_the_batch() -> None:
+    hands = Hands()
+    for request_id in (1, 2):
+        hands.arrive(request_id, (request_id,) * 8)
+    hands.admit(1, 2)
+    hands.end(hands.prefill(1, 2, layers=(0, 2)))
+    hands.state.apply(Aborted(1), 0.0)
+    assert hands.ledger.used_blocks == 4
+    last = hands.prefill(1, 2, layers=(2, 4))
+    output = hands.end(last, 7, 8)
+    assert output is not None
+    assert (output.request_ids, output.tokens) == ((2,), (8,))
+    assert hands.ledger.used_blocks == 2
+
+
+def test_a_batch_that_nobody_waits_for_is_given_up() -> None:
+    hands = Hands()
+    hands.arrive(1, (1,) * 8)
+    hands.admit(1)
+    group = hands.prefill(1, layers=(0, 2))
+    hands.state.apply(Aborted(1), 0.0)
+    assert hands.snapshot.prefill is None
+    assert hands.ledger.used_blocks == 2
+    hands.end(group)
+    assert hands.state.is_idle
+    assert hands.ledger.used_blocks == 0
+
+
+def test_a_group_that_fails_ends_its_batch_even_when_its_last_layers_are_started_and_another_has_begun() -> None:
+    hands = Hands()
+    for request_id in (1, 2):
+        hands.arrive(request_id, (request_id,) * 8)
+    hands.admit(1, 2)
+    first, last = hands.prefill(1, layers=(0, 2)), hands.prefill(1, layers=(2, 4))
+    output = hands.end(first, error="boom")
+    assert output is not None
+    assert output.finished == (Finished(1, FinishReason.ERROR, message="boom"),)
+    other = hands.prefill(2, layers=(0, 2))
+    assert hands.end(last, 7) is None
+    assert hands.end(other) is None
+    assert hands.snapshot.prefill is not None
+    hands.end(hands.prefill(2, layers=(2, 4)), 8)
+    assert hands.snapshot.decode_rows == 1
+
+
+def test_a_failed_step_names_no_block() -> None:
+    hands = Hands()
+    hands.arrive(1, tuple(range(8)))
+    hands.admit(1)
+    hands.end(hands.prefill(1), error="boom")
+    hands.arrive(2, tuple(range(8)))
+    hands.admit(2)
+    assert hands.snapshot.admitted[0].computed_tokens == 0
+
+
+def test_blocks_have_names_when_their_step_has_run_and_not_before() -> None:
+    hands = Hands()
+    for request_id in (1, 2, 3):
+        hands.arrive(request_id, tuple(range(10)))
+    hands.admit(1)
+    launch = hands.prefill(1)
+    hands.admit(2)
+    hands.end(launch, 7)
+    hands.admit(3)
+    assert [entry.computed_tokens for entry in hands.snapshot.admitted] == [0, 8]
+
+
+@pytest.mark.parametrize("end", ["length", "stop"])
+def test_an_answer_is_cached_with_its_prompt(end: str) -> None:
+    """The next turn of a conversation finds all but the last token of what was said."""
+    hands = Hands()
+    hands.decoding(1, (1, 2, 3), max_tokens=10)
+    answer = [7, *range(10, 18), STOP if end == "stop" else 18]
+    for token in answer[1:]:
+        hands.end(hands.start(DECODE), token)
+    assert hands.state.is_idle
+    hands.arrive(2, (1, 2, 3, *answer, 20))
+    hands.admit(2)
+    assert hands.snapshot.admitted[0].computed_tokens == 12
+
+
+def test_a_preempted_request_resumes_where_it_was_and_finds_its_own_blocks() -> None:
+    hands = Hands(blocks=5)
+    hands.decoding(1, (1,) * 7)
+    hands.decoding(2, (2,) * 7)
+    hands.end(hands.start(DECODE), 11, 12)
+    assert (hands.snapshot.free_blocks, hands.snapshot.decode_blocks_needed) == (1, 2)
+    assert [victim.request_id for victim in hands.snapshot.victims] == [2], "the first of all is no victim"
+    hands.do(Plan(preempt=(2,)))
+    assert hands.snapshot.victims == ()
+    (entry,) = hands.snapshot.waiting
+    assert (entry.prompt_tokens, entry.preempted) == (9, True)
+    hands.end(hands.start(DECODE), STOP)
+    hands.admit(2)
+    launch = hands.prefill(2)
+    assert launch.seats[0].token_ids == (2,) * 7 + (7, 12)
+    assert launch.seats[0].cached_tokens == 8
+    output = hands.end(launch, 13)
+    assert output is not None
+    assert (output.tokens, output.first_tokens) == ((13,), ())
+
+
+def test_a_preempted_request_names_no_block_that_is_not_computed() -> None:
+    """Eight tokens are known, but the cache holds seven: the second block is not full."""
+    hands = Hands(blocks=4)
+    hands.decoding(1, (1,) * 8, max_tokens=5)
+    hands.decoding(2, (2,) * 7)
+    hands.do(Plan(preempt=(2,)))
+    hands.arrive(3, (2,) * 7 + (7, 5), max_tokens=5)
+    hands.end(hands.start(DECODE), STOP)
+    hands.admit(3)
+    assert hands.snapshot.admitted[0].computed_tokens == 4
+
+
+def test_a_request_preempted_in_the_step_that_computes_its_prompt_names_nothing_before_its_end() -> None:
+    hands = Hands(blocks=4)
+    hands.decoding(1, (1,) * 7)
+    hands.arrive(2, (2,) * 5)
+    hands.admit(2)
+    mixed = hands.start(MixedStep((2,), ((0, 5),), "all", TOTAL_SMS))
+    assert [victim.request_id for victim in hands.snapshot.victims] == [2]
+    hands.do(Plan(preempt=(2,)))
+    (name,) = block_hashes((2,) * 5, 4)
+    assert name not in hands.ledger._block_of
+    hands.end(mixed, 20, 10)
+    assert name in hands.ledger._block_of
+
+
+def test_the_tokens_under_way_of_a_preempted_request_are_told() -> None:
+    hands = Hands(blocks=4)
+    hands.decoding(1, (1,) * 7)
+    hands.decoding(2, (2,) * 7)
+    step = hands.start(DECODE)
+    hands.do(Plan(preempt=(2,)))
+    assert hands.snapshot.decode_blocks_needed == 1
+    assert hands.snapshot.returning_blocks == 2
+    output = hands.end(step, 11, 12)
+    assert output is not None
+    assert dict(zip(output.request_ids, output.tokens, strict=True)) == {1: 11, 2: 12}
+    assert [entry.prompt_tokens for entry in hands.snapshot.waiting] == [9]
+
+
+def test_who_finishes_a_prompt_in_a_mixed_step_decodes_in_the_next() -> None:
+    hands = Hands()
+    hands.decoding(1, (1,) * 5)
+    hands.arrive(2, (2,) * 5)
+    hands.admit(2)
+    mixed = hands.start(MixedStep((2,), ((0, 5),), "all", TOTAL_SMS))
+    assert (len(mixed.rows), len(mixed.parts)) == (1, 1)
+    lanes = hands.snapshot.prefill_lane, hands.snapshot.decode_lane
+    assert [(lane.queued, lane.sms) for lane in lanes] == [(1, TOTAL_SMS)] * 2
+    after = hands.start(DECODE)
+    assert len(after.rows) == 2
+    output = hands.end(mixed, 20, 10)
+    assert output is not None
+    assert (output.request_ids, output.tokens) == ((2, 1), (20, 10))
+    output = hands.end(after, 11, 21)
+    assert output is not None
+    assert (output.request_ids, output.tokens) == ((1, 2), (11, 21))
+
+
+def test_slack_is_what_the_next_token_may_be_late() -> None:
+    hands = Hands()
+    hands.arrive(1, (1, 2), tpot_s=3.0)
+    hands.admit(1)
+    hands.end(hands.prefill(1), 7)
+    (load,) = hands.snapshot.decode_classes
+    assert (load.slo_class, load.rows, load.context_tokens) == ("chat", 1, 2)
+    assert load.least_slack_s == pytest.approx(3.0)
+    step = hands.start(DECODE)
+    assert hands.snapshot.decode_classes[0].least_slack_s == pytest.approx(6.0)
+    hands.end(step, 8)
+    assert hands.snapshot.decode_classes[0].least_slack_s == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize(("prompt", "max_tokens"), [((1,) * 70, 12), ((1,) * 81, 1), ((), 1)])
+def test_what_could_never_end_is_refused_at_once(prompt: tuple[int, ...], max_tokens: int) -> None:
+    hands = Hands()
+    hands.arrive(1, prompt, max_tokens)
+    output = hands.state.take_output(0.0)
+    assert output is not None
+    assert output.finished[0].reason is FinishReason.REFUSED
+    assert hands.state.is_idle
+
+
+def test_what_just_fits_is_not() -> None:
+    hands = Hands()
+    hands.arrive(1, (1,) * 70, 11)
+    assert hands.state.take_output(0.0) is None
+
+
+def test_the_gap_before_the_last_token_counts() -> None:
+    hands = Hands()
+    hands.decoding(1, (1, 2), max_tokens=3)
+    first, second = hands.start(DECODE), hands.start(DECODE)
+    hands.end(first, 7)
+    hands.now_s += 30.0
+    hands.end(second, 8)
+    assert hands.state.lanes.longest_gap_s(hands.now_s) == pytest.approx(31.0)
+    hands.now_s += 10.0
+    hands.decoding(2, (1, 2), max_tokens=2)
+    hands.end(hands.start(DECODE), 7)
+    assert hands.state.lanes.longest_gap_s(hands.now_s) == pytest.approx(31.0), "an idle engine has no gap"
+
+
+def test_aborting_whom_nobody_knows_changes_nothing() -> None:
+    hands = Hands()
+    hands.state.apply(Aborted(77), 0.0)
+    assert hands.state.take_output(0.0) is None
