@@ -8,16 +8,16 @@ Usage: python benchmarks/cpu_policies.py [--rounds 5] [--dtype bfloat16]
 """
 
 import argparse
+import itertools
 import random
 from pathlib import Path
 from statistics import median
-
-from record import record
 
 from bulletserve.commands.compare import timed_prompts
 from bulletserve.comparison import FIGURES, TimedPrompt, compare, medians, paired_ratios, run_arm, same_answers
 from bulletserve.compose import Engine, build_engine
 from bulletserve.core.config import EngineConfig
+from record import record
 
 POLICIES = ("time_sliced", "chunked_prefill", "static_split")
 STREAMS = 4
@@ -41,7 +41,7 @@ def newcomer_gap(engine: Engine, policy: str, seed: int) -> tuple[float, float, 
     before: list[float] = []
     beside: list[float] = []
     for times_s in run.token_times_s[:STREAMS]:
-        for a, b in zip(times_s, times_s[1:], strict=False):
+        for a, b in itertools.pairwise(times_s):
             if b < arrival_s and a > run.start_s + 0.3:
                 before.append(b - a)
             elif b >= arrival_s and a <= first_s:

@@ -12,6 +12,8 @@ from pathlib import Path
 import matplotlib
 
 matplotlib.use("Agg")
+import itertools
+
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
@@ -56,7 +58,7 @@ def draw(axes: Axes, recorder: Recorder, run: ArmRun, until_s: float) -> None:
         axes.barh(height[lane], end_s - start_s, left=start_s, height=0.8, color=COLOURS[kind], linewidth=0)
     times_s = [time_s - run.start_s for time_s in run.token_times_s[STREAM]]
     axes.plot(times_s, [0.2] * len(times_s), "|", color="black", markersize=7, markeredgewidth=0.8)
-    gap_s = max(b - a for a, b in zip(times_s, times_s[1:], strict=False))
+    gap_s = max(b - a for a, b in itertools.pairwise(times_s))
     axes.set_title(
         f"{run.policy}: longest gap of this stream {gap_s * 1e3:.0f} ms, {run.summary.tokens_per_s:.0f} tokens/s",
         loc="left",

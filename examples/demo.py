@@ -5,6 +5,7 @@ Everything goes through public doors: `bullet serve`, the official `openai` clie
 
 import asyncio
 import contextlib
+import itertools
 import subprocess
 import sys
 import time
@@ -53,7 +54,7 @@ async def ask(client: AsyncOpenAI, prompt: ChatPrompt, start_s: float) -> str:
             times_s.append(time.monotonic())
             pieces.append(chunk.choices[0].delta.content)
     question = prompt.messages[-1]["content"].splitlines()[-1]
-    gap_s = max((b - a for a, b in zip(times_s, times_s[1:], strict=False)), default=0.0)
+    gap_s = max((b - a for a, b in itertools.pairwise(times_s)), default=0.0)
     return (
         f"\n> {question}\n{''.join(pieces).strip()}\n"
         f"  [first words after {times_s[0] - asked_s:.2f} s, longest pause {gap_s:.2f} s]"

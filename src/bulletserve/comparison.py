@@ -46,9 +46,7 @@ class ArmRun:
     token_times_s: tuple[tuple[float, ...], ...]
 
 
-def run_arm(
-    engine: Engine, policy: str, prompts: Sequence[TimedPrompt], observer: Observer | None = None
-) -> ArmRun:
+def run_arm(engine: Engine, policy: str, prompts: Sequence[TimedPrompt], observer: Observer | None = None) -> ArmRun:
     """Serve the prompts once, from an empty cache. Times are those of the engine's loop."""
     collector = Collector()
     loop = engine.loop(collector, make_policy(policy), observer)

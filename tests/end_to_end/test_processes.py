@@ -124,7 +124,9 @@ def test_what_cannot_work_is_one_line_with_the_fix(tmp_path: Path) -> None:
         ("--served-model-name", ""): "--served-model-name",
     }
     for flags, fix in cases.items():
-        run = subprocess.run([BULLET, "serve", "--port", "0", *flags], capture_output=True, text=True, timeout=60, check=False)
+        run = subprocess.run(
+            [BULLET, "serve", "--port", "0", *flags], capture_output=True, text=True, timeout=60, check=False
+        )
         assert run.returncode in (1, 2), flags
         assert fix in run.stderr, (flags, run.stderr)
         assert "Traceback" not in run.stderr

@@ -106,7 +106,6 @@ class Job:
 
     def take_seat(self, seat: int, cached_tokens: int) -> None:
         """Admitted: blocks are reserved and the first `cached_tokens` are in the cache."""
-        self.phase = Phase.ADMITTED
         self.seat = seat
         self.seated = False
         self.cached = self.computed = self.settled = cached_tokens

@@ -14,19 +14,13 @@ from bulletserve.core.events import Aborted, Arrived, CacheReset, Event, Output,
 from bulletserve.core.launch import Launch, PromptPart, Seat
 from bulletserve.core.plan import DecodeStep, Lane, MixedStep, Plan, PrefillGroup, Start, lanes_of
 from bulletserve.core.request import Finished, FinishReason, Request
-from bulletserve.core.snapshot import (
-    VICTIMS_SHOWN,
-    AdmittedEntry,
-    LaneState,
-    Limits,
-    PrefillProgress,
-    Snapshot,
-    Victim,
-)
+from bulletserve.core.snapshot import VICTIMS_SHOWN, LaneState, Limits, Snapshot, Victim
 from bulletserve.scheduler.decode_set import DecodeSet
 from bulletserve.scheduler.job import Job, Phase
 from bulletserve.scheduler.kv_ledger import KvLedger
 from bulletserve.scheduler.ordering import Ordering, Queue, fcfs
+from bulletserve.scheduler.outbox import Outbox
+from bulletserve.scheduler.prompt_set import PromptSet, TokenRanges
 from bulletserve.telemetry.lanes import LaneTimes
 
 NAMING_TOKENS = 64
@@ -59,11 +53,7 @@ class State:
         self.fault = ""
         self._queue = Queue(ordering)
         self._jobs: dict[int, Job] = {}
-        self._admitted: dict[int, Job] = {}
-        self._admitted_entries: tuple[AdmittedEntry, ...] | None = ()
-        self._batch: tuple[Job, ...] = ()
-        self._progress: PrefillProgress | None = None
-        self._drawing = 0
+        self._prompts = PromptSet()
         self._decoding = DecodeSet(limits.block_size)
         self._seats = list(range(limits.max_seqs - 1, -1, -1))
         self._steps: dict[int, _Step] = {}
@@ -71,10 +61,7 @@ class State:
         self._last_rows_step = -1
         self._lane_queued = dict.fromkeys(Lane, 0)
         self._lane_sms = dict.fromkeys(Lane, 0)
-        self._told_ids: list[int] = []
-        self._told_tokens: list[int] = []
-        self._firsts: list[tuple[int, int]] = []
-        self._finished: list[Finished] = []
+        self._outbox = Outbox()
 
     @property
     def is_idle(self) -> bool:
@@ -101,7 +88,7 @@ class State:
     def end_all(self, reason: FinishReason, message: str, unheard: Iterable[Request] = ()) -> None:
         """Answer every open request and those not taken in yet, however broken the rest of the state is."""
         for request_id in (*self._jobs, *(request.id for request in unheard)):
-            self._finished.append(Finished(request_id, reason, None, message))
+            self._outbox.finished.append(Finished(request_id, reason, None, message))
         self._jobs.clear()
 
     def _arrive(self, job: Job) -> None:
@@ -141,7 +128,7 @@ class State:
 
     def _take_tokens(self, jobs: Sequence[Job], tokens: Sequence[int], now_s: float) -> None:
         """One pass over the rows of a step; whatever is not plain goes to `_milestone`."""
-        tell_id, tell_token = self._told_ids.append, self._told_tokens.append
+        tell_id, tell_token = self._outbox.ids.append, self._outbox.tokens.append
         for job, token in zip(jobs, tokens, strict=True):
             known = job.tokens
             if len(known) + 1 >= job.milestone or token in job.stop_ids:
@@ -156,20 +143,19 @@ class State:
         if job.ended:
             return
         job.tokens.append(token)
-        self._told_ids.append(job.id)
-        self._told_tokens.append(token)
+        self._outbox.ids.append(job.id)
+        self._outbox.tokens.append(token)
         known = len(job.tokens)
         if job.first_token_s is None:
             job.first_token_s = now_s
-            self._firsts.append((job.id, min(job.cached, job.prompt_tokens)))
+            self._outbox.firsts.append((job.id, min(job.cached, job.prompt_tokens)))
         self._settle(job, known - 1)
         if token in job.stop_ids:
             self._end(job, FinishReason.STOP, stop_id=token)
         elif known >= job.most_tokens:
             self._end(job, FinishReason.LENGTH)
         elif job.phase is Phase.PREFILLING:
-            self._drawing -= 1
-            job.phase = Phase.DECODING
+            self._prompts.drawn(job)
             self._decoding.join(job, now_s)
         if job.phase is Phase.DECODING:
             job.milestone = min(job.most_tokens, known + NAMING_TOKENS - (known + job.seat) % NAMING_TOKENS)
@@ -194,7 +180,7 @@ class State:
     ) -> None:
         if not job.ended:
             job.ended = True
-            self._finished.append(Finished(job.id, reason, stop_id, message, retry_after_s))
+            self._outbox.finished.append(Finished(job.id, reason, stop_id, message, retry_after_s))
             del self._jobs[job.id]
             self._withdraw(job)
 
@@ -206,20 +192,16 @@ class State:
                 return
             case Phase.LEAVING:
                 return
-            case Phase.ADMITTED:
-                del self._admitted[job.id]
-                self._admitted_entries = None
-            case Phase.PREFILLING:
-                self._drawing -= job not in self._batch
+            case Phase.ADMITTED | Phase.PREFILLING:
+                self._prompts.leave(job)
             case Phase.DECODING if job in self._decoding:
                 self._leave_rows(job)
         job.phase = Phase.LEAVING
         job.milestone = 0
-        if job not in self._batch:
+        if job not in self._prompts.batch:
             self._let_go(job)
-        elif all(member.ended for member in self._batch):
-            batch, self._batch, self._progress = self._batch, (), None
-            for member in batch:
+        elif all(member.ended for member in self._prompts.batch):
+            for member in self._prompts.drop():
                 self._let_go(member)
 
     def _leave_rows(self, job: Job) -> None:
@@ -269,8 +251,7 @@ class State:
         hits = self.ledger.allocate(job.id, self.ledger.blocks_for(job.target), names)
         self.hit_tokens += hits * block_size
         job.take_seat(self._seats.pop(), hits * block_size)
-        self._admitted[job.id] = job
-        self._admitted_entries = None
+        self._prompts.admit(job)
 
     def _launch(self, start: Start, now_s: float) -> Launch:
         """Project the step: rows first, because requests whose prompt ends here join the step after it."""
@@ -286,17 +267,17 @@ class State:
             layers = (0, self.limits.num_layers) if isinstance(start, MixedStep) else start.layer_range
             if layers[0] == 0:
                 seats = self._open_batch(start.requests)
-            step.batch = self._batch
-            for job in self._batch:
+            step.batch = self._prompts.batch
+            for job in step.batch:
                 job.last_step = self._next_step
             parts = tuple(
                 PromptPart(job.seat, first, end, end == job.target)
-                for job, (first, end) in zip(self._batch, start.token_ranges, strict=True)
+                for job, (first, end) in zip(step.batch, start.token_ranges, strict=True)
             )
             if layers[1] == self.limits.num_layers:
                 self._close_batch(step, start.token_ranges, now_s, join=isinstance(start, MixedStep))
             else:
-                self._progress = PrefillProgress(start.requests, start.token_ranges, layers[1])
+                self._prompts.advance(start.requests, start.token_ranges, layers[1])
         step.launch = Launch(self._next_step, start, seats, tuple(blocks), parts, rows)
         self._steps[self._next_step] = step
         self._next_step += 1
@@ -314,47 +295,29 @@ class State:
         return blocks
 
     def _open_batch(self, requests: tuple[int, ...]) -> tuple[Seat, ...]:
-        """Requests leave the admitted for a batch, which holds their blocks from its first layer to its last."""
-        self._batch = tuple(self._jobs[request_id] for request_id in requests)
+        self._prompts.open(tuple(self._jobs[request_id] for request_id in requests))
         seats: list[Seat] = []
-        for job in self._batch:
-            del self._admitted[job.id]
-            job.phase = Phase.PREFILLING
+        for job in self._prompts.batch:
             if not job.seated:
                 job.seated = True
                 seats.append(job.seat_card(self.ledger.held(job.id)))
-        self._admitted_entries = None
         return tuple(seats)
 
-    def _close_batch(self, step: _Step, ranges: tuple[tuple[int, int], ...], now_s: float, *, join: bool) -> None:
-        """The batch's last layer is started. Finished prompts draw a token; `join`: they decode from the next step."""
-        batch, self._batch, self._progress = self._batch, (), None
-        drawn: list[Job] = []
-        for job, (_, end) in zip(batch, ranges, strict=True):
-            job.computed = end
-            if end == job.target:
-                drawn.append(job)
-                job.kv_tokens = end
-            if job.ended:
-                step.leaving.append(job)
-            elif end < job.target:
-                job.phase = Phase.ADMITTED
-                self._admitted[job.id] = job
-                self._admitted_entries = None
-            elif join and not job.is_full:
-                job.phase = Phase.DECODING
+    def _close_batch(self, step: _Step, ranges: TokenRanges, now_s: float, *, join: bool) -> None:
+        """The batch's last layer is started; `join`: finished prompts decode from the next step on."""
+        step.settles = tuple((job, end) for job, (_, end) in zip(step.batch, ranges, strict=True))
+        finished, ended = self._prompts.close(ranges)
+        step.drawn = (*finished, *step.drawn)
+        step.leaving.extend(ended)
+        for job in finished:
+            if join and not job.ended and not job.is_full:
+                self._prompts.drawn(job)
                 self._decoding.join(job, now_s)
-            else:
-                self._drawing += 1
-        step.drawn = (*drawn, *step.drawn)
-        step.settles = tuple((job, end) for job, (_, end) in zip(batch, ranges, strict=True))
 
     # --- what others see ------------------------------------------------------------------------------------
 
     def snapshot(self, now_s: float) -> Snapshot:
         """The projected state, frozen."""
-        if self._admitted_entries is None:
-            self._admitted_entries = tuple(job.admitted_entry() for job in self._admitted.values())
         needed = self._decoding.blocks_needed
         free = self.ledger.free_blocks
         return Snapshot(
@@ -362,9 +325,9 @@ class State:
             limits=self.limits,
             waiting=self._queue.head(),
             waiting_total=len(self._queue),
-            admitted=self._admitted_entries,
-            prefill=self._progress,
-            prefilling_rows=self._drawing,
+            admitted=self._prompts.entries,
+            prefill=self._prompts.progress,
+            prefilling_rows=self._prompts.drawing,
             decode_rows=len(self._decoding),
             decode_tokens=self._decoding.tokens,
             decode_classes=self._decoding.loads(now_s),
@@ -379,20 +342,7 @@ class State:
 
     def take_output(self, now_s: float) -> Output | None:
         """What happened since the last call, for the requests' owners; None if nothing did."""
-        if not (self._told_ids or self._finished):
-            return None
-        output = Output(
-            now_s,
-            tuple(self._told_ids),
-            tuple(self._told_tokens),
-            tuple(self._firsts),
-            tuple(self._finished),
-        )
-        self._told_ids.clear()
-        self._told_tokens.clear()
-        self._firsts.clear()
-        self._finished.clear()
-        return output
+        return self._outbox.take(now_s)
 
     def status(self, now_s: float, turns: int) -> Status:
         """How the engine is doing."""
@@ -427,7 +377,7 @@ class State:
 
         Only made when blocks run out.
         """
-        candidates = [*self._decoding.jobs, *self._admitted.values()]
+        candidates = [*self._decoding.jobs, *self._prompts.admitted]
         latest = nlargest(
             min(VICTIMS_SHOWN, len(candidates) - 1),
             candidates,

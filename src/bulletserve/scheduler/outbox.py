@@ -1,0 +1,26 @@
+"""What a turn has to tell the requests' owners, collected until the turn ends.
+
+Knows nothing about requests' phases. Arrays of ids, never an object per token.
+"""
+
+from bulletserve.core.events import Output
+from bulletserve.core.request import Finished
+
+
+class Outbox:
+    """`ids[i]` gets the token `tokens[i]`; `firsts` pairs requests with the prompt tokens found in the cache."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.tokens: list[int] = []
+        self.firsts: list[tuple[int, int]] = []
+        self.finished: list[Finished] = []
+
+    def take(self, now_s: float) -> Output | None:
+        """Everything since the last call; None if nothing happened."""
+        if not (self.ids or self.finished):
+            return None
+        output = Output(now_s, tuple(self.ids), tuple(self.tokens), tuple(self.firsts), tuple(self.finished))
+        for told in (self.ids, self.tokens, self.firsts, self.finished):
+            told.clear()
+        return output

@@ -1,0 +1,91 @@
+"""The prompts that are being read: admitted requests, the batch between its layers, and first tokens being drawn.
+
+Knows nothing about blocks, lanes or decode. A request is here from its admission to the draw of its first token; a
+prompt that is cut into token ranges comes back to the admitted after each range but its last.
+"""
+
+from collections.abc import Collection, Sequence
+
+from bulletserve.core.snapshot import AdmittedEntry, PrefillProgress
+from bulletserve.scheduler.job import Job, Phase
+
+TokenRanges = tuple[tuple[int, int], ...]
+
+
+class PromptSet:
+    """`batch` is the started prefill batch until its last layer is started, `progress` its state for the snapshot.
+
+    `drawing` counts prompts that are finished in started steps and whose first token is not known yet.
+    """
+
+    def __init__(self) -> None:
+        self.batch: tuple[Job, ...] = ()
+        self.progress: PrefillProgress | None = None
+        self.drawing = 0
+        self._admitted: dict[int, Job] = {}
+        self._entries: tuple[AdmittedEntry, ...] | None = ()
+
+    @property
+    def admitted(self) -> Collection[Job]:
+        """Jobs with blocks reserved, in no started batch."""
+        return self._admitted.values()
+
+    @property
+    def entries(self) -> tuple[AdmittedEntry, ...]:
+        """The admitted as a snapshot shows them; the same tuple until they change."""
+        if self._entries is None:
+            self._entries = tuple([job.admitted_entry() for job in self._admitted.values()])
+        return self._entries
+
+    def admit(self, job: Job) -> None:
+        """Add a job that has its seat and blocks, or the rest of a prompt whose earlier range is started."""
+        job.phase = Phase.ADMITTED
+        self._admitted[job.id] = job
+        self._entries = None
+
+    def leave(self, job: Job) -> None:
+        """Take a job out, wherever it is; a member of the batch stays in it, for its place in the started steps."""
+        if job.phase is Phase.ADMITTED:
+            del self._admitted[job.id]
+            self._entries = None
+        elif job not in self.batch:
+            self.drawing -= 1
+
+    def open(self, jobs: tuple[Job, ...]) -> None:
+        """Admitted jobs become the batch."""
+        for job in jobs:
+            del self._admitted[job.id]
+            job.phase = Phase.PREFILLING
+        self._entries = None
+        self.batch = jobs
+
+    def advance(self, requests: tuple[int, ...], ranges: TokenRanges, next_layer: int) -> None:
+        """Layers below `next_layer` are started."""
+        self.progress = PrefillProgress(requests, ranges, next_layer)
+
+    def close(self, ranges: TokenRanges) -> tuple[list[Job], Sequence[Job]]:
+        """The batch's last layer is started: jobs whose prompt is finished (they draw a token), and those that ended.
+
+        Finished ones that live on count as `drawing` until `drawn`; unfinished ones are admitted again.
+        """
+        batch, self.batch, self.progress = self.batch, (), None
+        finished: list[Job] = []
+        for job, (_, end) in zip(batch, ranges, strict=True):
+            job.computed = end
+            if end == job.target:
+                job.kv_tokens = end
+                finished.append(job)
+                self.drawing += not job.ended
+            elif not job.ended:
+                self.admit(job)
+        return finished, [job for job in batch if job.ended]
+
+    def drawn(self, job: Job) -> None:
+        """A finished prompt goes on to decode."""
+        self.drawing -= 1
+        job.phase = Phase.DECODING
+
+    def drop(self) -> tuple[Job, ...]:
+        """Nobody waits for the batch any more; its members."""
+        batch, self.batch, self.progress = self.batch, (), None
+        return batch
