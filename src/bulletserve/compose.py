@@ -25,6 +25,7 @@ from bulletserve.formats.checkpoint import open_checkpoint
 from bulletserve.formats.description import Checkpoint
 from bulletserve.models.decoder import Decoder
 from bulletserve.models.weights import load_state
+from bulletserve.resources.cpu_threads import use_threads
 from bulletserve.scheduler.inbox import MonotonicClock, QueueInbox
 from bulletserve.scheduler.kv_ledger import KvLedger
 from bulletserve.scheduler.loop import Loop, Observer
@@ -69,6 +70,7 @@ def build_engine(config: EngineConfig, inbox: QueueInbox | None = None) -> Engin
     Raises `ConfigError` or `ModelError` with the fix in the message.
     """
     policy = make_policy(config.policy)
+    use_threads(1)  # before any operation: the wide lane's OpenMP team must be the only one of the process
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype)
     checkpoint = open_checkpoint(config.model, config.load_format)

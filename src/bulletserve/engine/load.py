@@ -18,7 +18,7 @@ from bulletserve.engine.kv_cache import KvCache, bytes_per_block
 from bulletserve.engine.seats import SeatTable
 from bulletserve.engine.step_runner import StepRunner
 from bulletserve.models.decoder import Decoder
-from bulletserve.resources.cpu_threads import cpu_lattice, usable_cores, use_threads
+from bulletserve.resources.cpu_threads import cpu_lattice, usable_cores
 
 CPU_MAX_SEQS = 32
 CPU_KV_BYTES = 4 * 2**30
@@ -95,7 +95,6 @@ def load_cpu_executor(
     model: Decoder, size: CacheSize, block_size: int, poster: Poster, cores: int | None = None
 ) -> CpuExecutor:
     """Cache, seats and lanes around a model, ready to start steps."""
-    use_threads(1)
     lattice: Lattice = cpu_lattice(cores or usable_cores())
     device = torch.device("cpu")
     cache = KvCache(model.shape, size.total_blocks + 1, block_size, model.dtype, device)
