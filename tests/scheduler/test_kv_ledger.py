@@ -91,10 +91,10 @@ class LedgerMachine(RuleBasedStateMachine):
         before = books(self.ledger)
         if not self.all_idle():
             with pytest.raises(EngineError):
-                self.ledger.extend(owner)
+                self.ledger.extend([owner])
             assert books(self.ledger) == before
             return
-        block = self.ledger.extend(owner)
+        (block,) = self.ledger.extend([owner])
         self.took([block])
         self.held[owner].append(block)
 

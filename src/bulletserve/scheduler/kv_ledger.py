@@ -7,10 +7,11 @@ free: they are given away in least-recently-used order, the ends of sequences be
 Block 0 is never given away: padding rows of a device may write there.
 """
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
 
 from bulletserve.core.errors import EngineError
+from bulletserve.scheduler.lru_blocks import LruBlocks
 
 NULL_BLOCK = 0
 _NO_NAME = b""
@@ -29,7 +30,7 @@ class KvLedger:
         self._references = [0] * num_blocks
         self._hash_of = [_NO_NAME] * num_blocks
         self._block_of: dict[bytes, int] = {}
-        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._cached = LruBlocks(num_blocks)
         self._held: dict[int, list[int]] = {}
 
     @property
@@ -71,18 +72,21 @@ class KvLedger:
         if blocks - len(hits) > self.free_blocks - idle_hits:
             raise EngineError(f"{blocks} blocks wanted, {self.free_blocks} free")
         for block in hits:
+            if not self._references[block]:
+                self._cached.remove(block)
             self._references[block] += 1
-            self._cached.pop(block, None)
         self._held[owner] = hits + self._take(blocks - len(hits))
         return len(hits)
 
-    def extend(self, owner: int) -> int:
-        """Give one more block to an owner. Raises `EngineError` when there is none."""
-        if not (self._free or self._cached):
-            raise EngineError("no free block")
-        (block,) = self._take(1)
-        self._held[owner].append(block)
-        return block
+    def extend(self, owners: Sequence[int]) -> list[int]:
+        """Give one more block to each owner. Raises `EngineError` when there are not enough: nothing changes."""
+        if len(owners) > self.free_blocks:
+            raise EngineError(f"{len(owners)} blocks wanted, {self.free_blocks} free")
+        blocks = self._take(len(owners))
+        held = self._held
+        for owner, block in zip(owners, blocks, strict=True):
+            held[owner].append(block)
+        return blocks
 
     def register(self, owner: int, first: int, names: Sequence[bytes]) -> None:
         """Name an owner's blocks from its `first` on, all of whose tokens are computed.
@@ -100,7 +104,8 @@ class KvLedger:
 
     def release(self, owner: int) -> None:
         """Take back all blocks of an owner; named ones stay cached until they are needed."""
-        references, hash_of, free, cached = self._references, self._hash_of, self._free, self._cached
+        references, hash_of, free = self._references, self._hash_of, self._free
+        named: list[int] = []
         for block in reversed(self._held.pop(owner)):
             references[block] -= 1
             if references[block]:
@@ -108,7 +113,8 @@ class KvLedger:
             if hash_of[block] is _NO_NAME:
                 free.append(block)
             else:
-                cached[block] = None
+                named.append(block)
+        self._cached.extend(named)
 
     def forget_prefixes(self) -> None:
         """Drop every name; blocks that nobody holds become plainly free."""
@@ -148,13 +154,14 @@ class KvLedger:
         return hits
 
     def _take(self, count: int) -> list[int]:
-        free, cached, hash_of, references = self._free, self._cached, self._hash_of, self._references
+        free, hash_of, references = self._free, self._hash_of, self._references
         blocks = [free.popleft() for _ in range(min(count, len(free)))]
-        while len(blocks) < count:
-            block, _ = cached.popitem(last=False)
-            del self._block_of[hash_of[block]]
-            hash_of[block] = _NO_NAME
-            blocks.append(block)
+        if len(blocks) < count:
+            oldest = self._cached.pop(count - len(blocks))
+            for block in oldest:
+                del self._block_of[hash_of[block]]
+                hash_of[block] = _NO_NAME
+            blocks += oldest
         for block in blocks:
             references[block] = 1
         return blocks

@@ -98,6 +98,8 @@ class Loop:
     def _decide(self, now_s: float) -> Sequence[Plan]:
         plans: list[Plan] = []
         for _ in range(MAX_PLANS_PER_TURN):
+            if self.state.lanes_are_full:
+                break  # nothing can start before a step ends, and then we are here again
             snapshot = self.state.snapshot(now_s)
             plan = self.policy.decide(snapshot)
             if plan.is_empty:

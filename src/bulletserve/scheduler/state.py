@@ -14,7 +14,7 @@ from bulletserve.core.events import Aborted, Arrived, CacheReset, Event, Output,
 from bulletserve.core.launch import Launch, PromptPart, Seat
 from bulletserve.core.plan import DecodeStep, Lane, MixedStep, Plan, PrefillGroup, Start, lanes_of
 from bulletserve.core.request import Finished, FinishReason, Request
-from bulletserve.core.snapshot import VICTIMS_SHOWN, LaneState, Limits, Snapshot, Victim
+from bulletserve.core.snapshot import LANE_DEPTH, VICTIMS_SHOWN, LaneState, Limits, Snapshot, Victim
 from bulletserve.scheduler.decode_set import DecodeSet
 from bulletserve.scheduler.job import Job, Phase
 from bulletserve.scheduler.kv_ledger import KvLedger
@@ -67,6 +67,11 @@ class State:
     def is_idle(self) -> bool:
         """No open request and no step under way."""
         return not self._jobs and not self._steps
+
+    @property
+    def lanes_are_full(self) -> bool:
+        """No lane takes another step before one of its own has ended."""
+        return min(self._lane_queued.values()) >= LANE_DEPTH
 
     # --- events ---------------------------------------------------------------------------------------------
 
@@ -288,11 +293,13 @@ class State:
 
     def _project_rows(self, step: _Step) -> list[tuple[int, int]]:
         step.drawn = self._decoding.jobs
-        blocks = [(job.seat, self.ledger.extend(job.id)) for job in self._decoding.due]
+        due = self._decoding.due
+        blocks = self.ledger.extend([job.id for job in due])
+        appended = [(job.seat, block) for job, block in zip(due, blocks, strict=True)]
         self._last_rows_step = self._next_step
         for job in self._decoding.step():
             self._leave_rows(job)
-        return blocks
+        return appended
 
     def _open_batch(self, requests: tuple[int, ...]) -> tuple[Seat, ...]:
         self._prompts.open(tuple(self._jobs[request_id] for request_id in requests))
@@ -383,12 +390,5 @@ class State:
             candidates,
             key=lambda job: (job.request.priority, job.request.arrival_s, job.id),
         )
-        return tuple(
-            Victim(
-                job.id,
-                len(self.ledger.held(job.id)),
-                self._decoding.is_due(job),
-                job in self._decoding,
-            )
-            for job in latest
-        )
+        held, rows = self.ledger.held, self._decoding
+        return tuple(Victim(job.id, len(held(job.id)), rows.is_due(job), job in rows) for job in latest)
