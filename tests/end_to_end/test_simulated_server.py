@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,6 +77,10 @@ class SimulatedServer:
         self.url = f"http://127.0.0.1:{self.server.port}"
 
     def close(self) -> None:
+        deadline_s = time.monotonic() + 10
+        while not self.state.is_idle:  # aborted requests may still have a step in flight
+            assert time.monotonic() < deadline_s, "requests are left"
+            time.sleep(0.01)
         self.front_end.stop()
         self.loop_thread.join(10)
         self.server.shutdown(0)

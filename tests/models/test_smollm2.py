@@ -3,31 +3,15 @@
 import pytest
 import torch
 from torch import Tensor
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from bulletserve.engine.kv_cache import KvCache
 from bulletserve.formats.checkpoint import open_checkpoint
-from bulletserve.formats.description import GgufTokenizer
 from bulletserve.models.context import DecodeSegment, PrefillSegment, StepContext
 from bulletserve.models.decoder import Decoder
 from bulletserve.models.weights import load_state
+from tests.models.smollm2 import TOKENS, expected_tokens, prompt_ids
 
-BLOCK, TOKENS = 16, 64
-# Single tokens of the vocabulary, so that no tokenizer is needed; a low line is the leading blank.
-PROMPTS = (
-    "Once _upon _a _time , _in _a _small _village ,",
-    "The _capital _of _France _is",
-    "def _add ( a , _b ) :",
-)
-
-
-def transformers_greedy(model: LlamaForCausalLM, prompt: list[int]) -> list[int]:
-    cache, ids, out = DynamicCache(config=model.config), torch.tensor([prompt]), []
-    with torch.inference_mode():
-        for _ in range(TOKENS):
-            ids = model(input_ids=ids, cache=cache, use_cache=True).logits[:, -1].argmax(dim=-1, keepdim=True)
-            out.append(int(ids))
-    return out
+BLOCK = 16
 
 
 def our_greedy(decoder: Decoder, prompts: list[list[int]]) -> list[list[int]]:
@@ -67,26 +51,5 @@ def our_greedy(decoder: Decoder, prompts: list[list[int]]) -> list[list[int]]:
 def test_greedy_text_equals_transformers() -> None:
     torch.set_num_threads(1)
     checkpoint = open_checkpoint(None)
-    shape, tokenizer = checkpoint.shape, checkpoint.tokenizer
-    assert isinstance(tokenizer, GgufTokenizer)
-    ids = {token: i for i, token in enumerate(tokenizer.tokens)}
-    prompts = [[ids[word.replace("_", "Ġ")] for word in prompt.split()] for prompt in PROMPTS]
-    state = load_state(checkpoint, torch.float32, "cpu")
-    config = LlamaConfig(
-        vocab_size=shape.vocab_size,
-        hidden_size=shape.hidden_size,
-        intermediate_size=shape.intermediate_size,
-        num_hidden_layers=shape.num_layers,
-        num_attention_heads=shape.num_heads,
-        num_key_value_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        max_position_embeddings=shape.max_context,
-        rms_norm_eps=shape.rms_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
-        tie_word_embeddings=True,
-        attn_implementation="sdpa",
-    )
-    model = LlamaForCausalLM(config).eval()
-    model.load_state_dict(state | {"lm_head.weight": state["model.embed_tokens.weight"]})
-    expected = [transformers_greedy(model, prompt) for prompt in prompts]
-    assert our_greedy(Decoder(shape, state, torch.float32), prompts) == expected
+    decoder = Decoder(checkpoint.shape, load_state(checkpoint, torch.float32, "cpu"), torch.float32)
+    assert our_greedy(decoder, prompt_ids()) == expected_tokens()

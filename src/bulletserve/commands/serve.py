@@ -50,6 +50,8 @@ def run(options: argparse.Namespace) -> int:
     logging.basicConfig(
         level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
+    if options.log_level != "debug":
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)
     config = engine_config(options, options.policy)
     make_policy(config.policy)  # a wrong one is told before anything is started
     checkpoint = open_checkpoint(config.model, config.load_format)
