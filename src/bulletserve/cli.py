@@ -21,20 +21,24 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `bullet`. The exit status: 0, 1 for a failure of ours, 2 for a mistake in the command line."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(prog="bullet", description="LLM serving, prefill and decode side by side.")
-    parser.add_argument("--version", action="version", version=f"bullet {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, summary in COMMANDS.items():
-        command = commands.add_parser(name, help=summary, description=summary.capitalize() + ".")
-        if name in words[:1]:  # only the chosen subcommand is imported
-            import_module(f"bulletserve.commands.{name}").add_arguments(command)
-    options = parser.parse_args(words)
     try:
-        status = import_module(f"bulletserve.commands.{options.command}").run(options)
+        return _run(list(sys.argv[1:] if argv is None else argv))
     except BulletError as error:
         print(f"bullet: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
-    return int(status)
+
+
+def _run(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="bullet", description="LLM serving, prefill and decode side by side.")
+    parser.add_argument("--version", action="version", version=f"bullet {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, summary in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        if name in words[:1]:  # only the chosen subcommand is imported
+            import_module(f"bulletserve.commands.{name}").add_arguments(command)
+    options, unknown = parser.parse_known_args(words)
+    if unknown:
+        commands.choices[options.command].error(f"unknown: {' '.join(unknown)}; see bullet {options.command} --help")
+    return int(import_module(f"bulletserve.commands.{options.command}").run(options))

@@ -7,7 +7,7 @@ work and their tokens can be compared.
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 
@@ -89,15 +89,25 @@ def run_arm(engine: Engine, policy: str, prompts: Sequence[TimedPrompt], observe
     )
 
 
-def compare(engine: Engine, policies: Sequence[str], prompts: Sequence[TimedPrompt], rounds: int) -> list[list[ArmRun]]:
+def compare(
+    engine: Engine,
+    policies: Sequence[str],
+    prompts: Sequence[TimedPrompt],
+    rounds: int,
+    announce: Callable[[str], None] = lambda text: None,
+) -> list[list[ArmRun]]:
     """`rounds` rounds of all arms after a short unmeasured one; result[round][arm], arms in the order given."""
     warm_up = [replace(prompt, arrival_s=0.0, output_tokens=2) for prompt in prompts[:3]]
+    announce("warming up")
     for policy in policies:
         run_arm(engine, policy, warm_up)
     results: list[list[ArmRun]] = []
     for number in range(rounds):
         order = list(policies) if number % 2 == 0 else list(reversed(policies))
-        runs = [run_arm(engine, policy, prompts) for policy in order]
+        runs: list[ArmRun] = []
+        for policy in order:
+            announce(f"round {number + 1} of {rounds}: {policy}")
+            runs.append(run_arm(engine, policy, prompts))
         results.append(runs if number % 2 == 0 else runs[::-1])
     return results
 

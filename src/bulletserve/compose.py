@@ -74,8 +74,9 @@ def build_engine(config: EngineConfig, inbox: QueueInbox | None = None) -> Engin
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype)
     checkpoint = open_checkpoint(config.model, config.load_format)
-    kv_bytes = int(min(CPU_KV_BYTES, CPU_KV_SHARE * available_bytes()))
-    size = size_cache(config, checkpoint.shape, dtype, kv_bytes)
+    available = available_bytes()
+    kv_bytes = int(min(CPU_KV_BYTES, CPU_KV_SHARE * available))
+    size = size_cache(config, checkpoint.shape, dtype, kv_bytes, available)
     state = load_state(checkpoint, dtype, device, config.seed)
     model = Decoder(checkpoint.shape, state, dtype, consume=True)
     inbox = inbox or QueueInbox()
@@ -102,5 +103,5 @@ def build_engine(config: EngineConfig, inbox: QueueInbox | None = None) -> Engin
         batch_tokens=CPU_BATCH_TOKENS,
         lattice=executor.lattice,
     )
-    _log.info("%s", info.describe())
+    _log.debug("%s", info.describe())
     return Engine(config, checkpoint, info, limits, executor, policy, inbox)

@@ -77,7 +77,8 @@ class LLM:
             raise ConfigError(f"unknown options: {', '.join(sorted(unknown))}")
         self._engine: Engine = build_engine(config or EngineConfig(model=model, **options))
         checkpoint = self._engine.checkpoint
-        self._codec = None if checkpoint.tokenizer is None else TextCodec.from_checkpoint(checkpoint, chat_template)
+        bare = checkpoint.tokenizer is None and checkpoint.weights is not None
+        self._codec = None if bare else TextCodec.from_checkpoint(checkpoint, chat_template)
         vocab_size = checkpoint.shape.vocab_size
         if self._codec is not None:
             vocab_size = min(vocab_size, self._codec.vocab_size)

@@ -57,10 +57,12 @@ def run(options: argparse.Namespace) -> int:
         prompts = _prompts(options, engine)
         console = Console()
         console.print(engine.info.describe())
-        results = compare(engine, options.policies, prompts, options.rounds)
+        with console.status("") as status:
+            results = compare(engine, options.policies, prompts, options.rounds, status.update)
     finally:
         engine.close()
     console.print(_table(options.policies, results, len(prompts)))
+    console.print(f"Ratios are to {options.policies[0]}; more is better for tokens/s, less for all the times.")
     if engine.info.dtype == "bfloat16":
         console.print("In bfloat16 a near tie may fall either way, by what shares a batch; --dtype float32 shows none.")
     if options.json:

@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     console.print(table)
     console.print("\n[bold]GPU path[/bold]")
     for line in _gpu_path():
-        console.print(f"- {line}")
+        console.print(f"- {line}", soft_wrap=True)
     return 0
 
 

@@ -19,7 +19,7 @@ from bulletserve.core.errors import BulletError, ConfigError
 from bulletserve.engine_process import EXIT_FAULT, EngineProcess
 from bulletserve.formats.checkpoint import open_checkpoint
 from bulletserve.scheduler.policies import make_policy
-from bulletserve.server.serve import HttpServer
+from bulletserve.server.serve import HttpServer, bind
 from bulletserve.server.settings import ServerSettings
 from bulletserve.server.text_codec import TextCodec
 from bulletserve.transport.front_end import FrontEnd
@@ -63,13 +63,16 @@ def run(options: argparse.Namespace) -> int:
         api_keys=tuple(options.api_key),
         slo=config.slo,
     )
+    _check_names(options)
+    listener = bind(settings.host, settings.port)
     engine = _Engine(config)
     try:
+        print(f"loading {checkpoint.name} ...", flush=True)
         info = engine.start()
-        server = HttpServer(engine.front_end, info, codec, settings, checkpoint.generation_defaults)
+        server = HttpServer(engine.front_end, info, codec, settings, checkpoint.generation_defaults, listener)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: engine.end(server))
-        print(info.describe(), flush=True)
+        print(f"{info.describe()}, policy {info.policy}", flush=True)
         host = f"[{options.host}]" if ":" in options.host else options.host
         print(f"ready: http://{host}:{server.port}/v1, model {settings.served_names[0]}", flush=True)
         engine.watch(server)
@@ -77,6 +80,14 @@ def run(options: argparse.Namespace) -> int:
         return engine.status
     finally:
         engine.close()
+        listener.close()
+
+
+def _check_names(options: argparse.Namespace) -> None:
+    """`--served-model-name` takes all that follows it: a model written there would never be looked at."""
+    for name in options.served_model_name or ():
+        if options.model is None and (name.endswith(".gguf") or Path(name).exists()):
+            raise ConfigError(f"{name} is taken for a name: write the model before --served-model-name")
 
 
 def _read_template(path: Path | None) -> str | None:
@@ -85,7 +96,7 @@ def _read_template(path: Path | None) -> str | None:
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--chat-template {path}: {error}") from None
+        raise ConfigError(f"--chat-template {path}: {getattr(error, 'strerror', None) or error}") from None
 
 
 class _Engine:

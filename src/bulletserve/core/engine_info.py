@@ -35,6 +35,5 @@ class EngineInfo:
         cache_tokens = self.total_blocks * self.block_size
         return (
             f"{self.model_name} in {self.dtype} on {self.device}: context {self.max_model_len} tokens, cache "
-            f"{cache_tokens} tokens ({self.concurrency:.1f} full contexts), at most {self.max_seqs} requests at "
-            f"once, policy {self.policy}"
+            f"{cache_tokens} tokens ({self.concurrency:.1f} full contexts), at most {self.max_seqs} requests at once"
         )

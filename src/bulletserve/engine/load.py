@@ -52,10 +52,13 @@ def choose_dtype(wanted: str) -> torch.dtype:
     return torch.bfloat16 if native is not None and native() else torch.float32
 
 
-def size_cache(config: EngineConfig, shape: ModelShape, dtype: torch.dtype, kv_bytes: int) -> CacheSize:
+def size_cache(
+    config: EngineConfig, shape: ModelShape, dtype: torch.dtype, kv_bytes: int, kv_limit_bytes: int
+) -> CacheSize:
     """The largest context that fits, unless a length or a number of blocks was asked for.
 
-    `kv_bytes` is the memory the cache may take. Raises `ConfigError` when a wish does not fit.
+    `kv_bytes` is the memory the cache takes by itself, `kv_limit_bytes` the most it can be told to take.
+    Raises `ConfigError` when a wish does not fit.
     """
     max_seqs = config.max_num_seqs or CPU_MAX_SEQS
     size = config.block_size
@@ -73,6 +76,13 @@ def size_cache(config: EngineConfig, shape: ModelShape, dtype: torch.dtype, kv_b
         raise ConfigError(
             f"--max-model-len {config.max_model_len} needs {-(-config.max_model_len // size)} cache blocks of {size} "
             f"tokens, but there are {blocks}: use at most {blocks * size}, or give more blocks"
+        )
+    needed = blocks * bytes_per_block(shape, size, dtype)
+    if needed > kv_limit_bytes:
+        most = kv_limit_bytes // bytes_per_block(shape, size, dtype)
+        raise ConfigError(
+            f"{blocks} cache blocks need {needed / 2**30:.1f} GiB, of {kv_limit_bytes / 2**30:.1f} GiB available: use "
+            f"at most --num-gpu-blocks-override {most}"
         )
     max_model_len = min(longest, blocks * size)
     if max_model_len < 2:

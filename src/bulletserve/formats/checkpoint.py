@@ -52,7 +52,7 @@ def _open_file(path: Path, dummy: bool) -> Checkpoint:
     if path.suffix == ".gguf":
         return open_gguf(path, dummy=dummy)
     if path.name != "config.json":
-        raise ModelMissing(f"{path}: not a checkpoint; name a .gguf file, a folder or a config.json")
+        raise ModelMissing(f"{path}: not a checkpoint; name a .gguf file, a folder, or a file called config.json")
     if not dummy:
         raise ConfigError(f"{path} has no weights: add --load-format dummy for random ones, or name its folder")
     return open_huggingface(path.parent, dummy=True)

@@ -6,6 +6,7 @@ this server through `engine_died` and `engine_ready`, which may be called from a
 
 import asyncio
 import contextlib
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -33,7 +34,8 @@ _LOOK_EVERY_S = 0.02
 class HttpServer:
     """The HTTP front over one engine.
 
-    Binds at once: raises `ConfigError` if the address cannot be had. `port` is the real one, also where 0 was asked
+    Takes over `listener` (from `bind`), or binds at once: raises `ConfigError` if the address cannot be had.
+    `port` is the real one, also where 0 was asked
     for. An engine that died is closed here; after `run` the last one is the caller's again, to stop and to close.
     """
 
@@ -44,6 +46,7 @@ class HttpServer:
         codec: TextCodec,
         settings: ServerSettings,
         defaults: GenerationDefaults = GenerationDefaults(),  # noqa: B008 (frozen)
+        listener: socket.socket | None = None,
     ) -> None:
         self._settings = settings
         self.open_requests = OpenRequests(
@@ -74,7 +77,7 @@ class HttpServer:
         self._early: list[Callable[[], None]] = []
         self._ended = False
         self._shutdown: asyncio.Task[None] | None = None
-        self._socket = _bind(settings.host, settings.port)
+        self._socket = listener or bind(settings.host, settings.port)
         self.port: int = self._socket.getsockname()[1]
 
     def run(self) -> None:
@@ -142,9 +145,12 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises `ConfigError` if the address cannot be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
-        raise ConfigError(f"cannot listen on {host} port {port} ({error.strerror}): use --host or --port") from None
+        raise ConfigError(
+            f"cannot listen on {host} port {port} ({os.strerror(error.errno or 0)}): use --host or --port"
+        ) from None

@@ -38,7 +38,7 @@ class ServerSettings:
         if not all(self.api_keys):
             raise ConfigError("an API key must not be empty")
         if not 0 <= self.port < 65536:
-            raise ConfigError(f"port {self.port} is not between 0 and 65535")
+            raise ConfigError(f"--port {self.port} is not between 0 and 65535")
         for name in ("max_waiting", "body_limit_bytes", "body_timeout_s", "status_limit_s", "step_limit_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be above 0")

@@ -27,7 +27,7 @@ def read_prompt_list(path: Path) -> tuple[ChatPrompt, ...]:
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: {error}") from None
+        raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
