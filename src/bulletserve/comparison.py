@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 
 from bulletserve.compose import Engine
+from bulletserve.core.errors import EngineError
 from bulletserve.core.events import Arrived
 from bulletserve.core.prefix import block_hashes
 from bulletserve.core.request import Request
@@ -65,16 +66,26 @@ def run_arm(engine: Engine, policy: str, prompts: Sequence[TimedPrompt], observe
     for request in timed:
         collector.expect(request)
 
+    ended = threading.Event()
+
     def feed() -> None:
         for request in sorted(timed, key=lambda one: one.arrival_s):
-            time.sleep(max(0.0, request.arrival_s - time.monotonic()))
+            if ended.wait(max(0.0, request.arrival_s - time.monotonic())):
+                return
             engine.inbox.post(Arrived(request))
 
-    feeder = threading.Thread(target=feed, name="feeder")
+    feeder = threading.Thread(target=feed, name="feeder", daemon=True)
     feeder.start()
-    while collector.open or not loop.state.is_idle:
-        loop.turn()
-    feeder.join()
+    try:
+        while collector.open or not loop.state.is_idle:
+            loop.turn()
+            if loop.state.fault:
+                raise EngineError(loop.state.fault)
+    finally:
+        ended.set()
+        feeder.join()
+    if collector.messages:
+        raise EngineError(next(iter(collector.messages.values())))
     loop.state.ledger.check_integrity()
     answers = [collector.answers[number] for number in range(len(prompts))]
     took_s = max(a.token_times_s[-1] for a in answers if a.token_times_s) - start_s

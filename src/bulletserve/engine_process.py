@@ -59,6 +59,10 @@ class EngineProcess:
         """Block until it has ended; its exit status (negative: the signal that killed it)."""
         return self._process.wait()
 
+    def kill(self) -> None:
+        """End it now."""
+        self._process.kill()
+
     def stop(self, grace_s: float = 5.0) -> None:
         """Let it end by itself for `grace_s`, then kill it. Returns when it is gone."""
         if self._process.stdin is not None:
@@ -72,7 +76,8 @@ class EngineProcess:
 
 def main() -> int:
     """Read the order from standard input, build the engine, run its loop. The exit status."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the front decides when we end
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group: the front decides when we end
+        signal.signal(number, signal.SIG_IGN)
     line = sys.stdin.readline()
     if not line:
         return EXIT_CONFIG

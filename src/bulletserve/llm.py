@@ -14,7 +14,7 @@ from typing import Any
 
 from bulletserve.compose import Engine, build_engine
 from bulletserve.core.config import EngineConfig
-from bulletserve.core.errors import ConfigError, EngineError
+from bulletserve.core.errors import ConfigError, EngineError, InvalidRequest
 from bulletserve.core.events import Aborted, Arrived, Output, Status, Stop
 from bulletserve.core.prefix import block_hashes
 from bulletserve.core.request import Finished, FinishReason, Request, SamplingParams
@@ -72,6 +72,8 @@ class LLM:
         chat_template: str | None = None,
         **options: Any,
     ) -> None:
+        if config is not None and (model is not None or options):
+            raise ConfigError("give either a config or options, not both")
         unknown = options.keys() - EngineConfig.__dataclass_fields__.keys()
         if unknown:
             raise ConfigError(f"unknown options: {', '.join(sorted(unknown))}")
@@ -100,6 +102,10 @@ class LLM:
         Raises `InvalidRequest` or `ContextTooLong` before anything runs, `EngineError` if the engine fails.
         """
         listed = _as_list(prompts)
+        if not isinstance(params, SamplingParams | Sequence | None) or any(
+            not isinstance(one, SamplingParams) for one in (params if isinstance(params, Sequence) else ())
+        ):
+            raise InvalidRequest("sampling parameters must be SamplingParams", param="params")
         each = [params or SamplingParams()] * len(listed) if not isinstance(params, Sequence) else list(params)
         if len(each) != len(listed):
             raise ConfigError(f"{len(listed)} prompts, but {len(each)} sampling parameters")
@@ -114,8 +120,10 @@ class LLM:
 
         A conversation is a list of messages with "role" and "content". Raises like `generate`.
         """
+        if not isinstance(conversations, list | tuple):
+            raise InvalidRequest("a conversation must be a list of messages", param="messages")
         several = [conversations] if conversations and isinstance(conversations[0], Mapping) else conversations
-        return self.generate([self._text().encode_chat(messages) for messages in several], params)  # type: ignore[arg-type]
+        return self.generate([self._text().encode_chat(messages) for messages in several], params)
 
     def close(self) -> None:
         """End the loop and the lanes. May be called again."""
@@ -146,7 +154,11 @@ class LLM:
         return self._codec
 
     def _encode(self, prompt: Prompt) -> list[int]:
-        return self._text().encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if not isinstance(prompt, str):
+            return list(prompt)
+        if not prompt.isascii() and any("\ud800" <= letter <= "\udfff" for letter in prompt):
+            raise InvalidRequest("prompt holds half of a surrogate pair, which is no text", param="prompt")
+        return self._text().encode(prompt)
 
     def _complete(self, prompts: list[list[int]], params: list[SamplingParams]) -> list[Completion]:
         with self._lock:
@@ -207,9 +219,13 @@ class LLM:
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    """One prompt or several, as several. Token ids are checked one by one later."""
+    several: list[Any] = [prompts]
+    if isinstance(prompts, list | tuple) and not (prompts and type(prompts[0]) is int):
+        several = list(prompts)
+    if not all(isinstance(prompt, str | list | tuple) for prompt in several):
+        raise InvalidRequest("a prompt must be a text or a list of token ids", param="prompt")
+    return several
 
 
 def _finish(entry: _Open, finished: Finished) -> None:

@@ -89,7 +89,9 @@ def test_a_killed_engine_is_an_error_for_clients_and_is_started_again_once(serve
     assert served.process.wait(30) == 70
 
 
-def test_sigterm_ends_both_processes_in_order(served: Served) -> None:
+def test_sigterm_ends_both_processes_in_order(tmp_path: Path) -> None:
+    folders = set(Path("/tmp").glob("bullet-*"))
+    served = Served(tmp_path)
     engine = served.engine_pid()
     with long_stream(served) as stream:
         lines = stream.iter_lines()
@@ -99,6 +101,31 @@ def test_sigterm_ends_both_processes_in_order(served: Served) -> None:
     assert "shutting down" in text or "[DONE]" in text
     assert served.process.wait(30) == 0
     assert not Path(f"/proc/{engine}").exists()
+    assert set(Path("/tmp").glob("bullet-*")) <= folders
+    served.close()
+
+
+def test_sigterm_to_the_whole_group_lets_streams_finish(tmp_path: Path) -> None:
+    served = Served(tmp_path)
+    body = {"prompt": [1, 2, 3], "max_tokens": 300, "ignore_eos": True, "stream": True}
+    with served.http.stream("POST", "/v1/completions", json=body) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        os.kill(served.engine_pid(), signal.SIGTERM)
+        served.process.send_signal(signal.SIGTERM)
+        assert list(lines)[-2:] == ["data: [DONE]", ""]
+    assert served.process.wait(30) == 0
+    served.close()
+
+
+def test_sigterm_while_loading_ends_at_once(tmp_path: Path) -> None:
+    process = subprocess.Popen([BULLET, "serve", "--port", "0"], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("loading")
+    time.sleep(0.3)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 0
+    process.stdout.close()
 
 
 def test_the_engine_does_not_outlive_a_killed_front(served: Served) -> None:

@@ -52,6 +52,10 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError("--rounds, --requests and --rate must be above 0")
     for policy in options.policies:
         make_policy(policy)
+    if len(set(options.policies)) != len(options.policies):
+        raise ConfigError("--policies: every policy may be named once")
+    if options.json and not options.json.parent.is_dir():
+        raise ConfigError(f"--json {options.json}: there is no folder {options.json.parent}")
     engine = build_engine(engine_config(options, options.policies[0]))
     try:
         prompts = _prompts(options, engine)
@@ -94,6 +98,8 @@ def _prompts(options: argparse.Namespace, engine: Engine) -> list[TimedPrompt]:
             TimedPrompt(r.arrival_s, tuple(rng.randrange(vocabulary) for _ in range(r.prompt_tokens)), r.output_tokens)
             for r in at_rate(lengths[: options.requests], options.rate)
         ]
+    if not prompts:
+        raise ConfigError("the list holds no requests")
     longest = max(len(prompt.prompt_ids) + prompt.output_tokens for prompt in prompts)
     if longest > engine.info.max_model_len:
         raise ConfigError(f"a request needs {longest} tokens, the context holds {engine.info.max_model_len}")

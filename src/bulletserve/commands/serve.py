@@ -66,6 +66,7 @@ def run(options: argparse.Namespace) -> int:
     _check_names(options)
     listener = bind(settings.host, settings.port)
     engine = _Engine(config)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # while loading: as Ctrl-C
     try:
         print(f"loading {checkpoint.name} ...", flush=True)
         info = engine.start()
@@ -78,6 +79,9 @@ def run(options: argparse.Namespace) -> int:
         engine.watch(server)
         server.run()
         return engine.status
+    except KeyboardInterrupt:
+        engine.kill()
+        return 0
     finally:
         engine.close()
         listener.close()
@@ -114,9 +118,17 @@ class _Engine:
         return self.front_end.wait_ready(READY_TIMEOUT_S, self.process.alive)
 
     def end(self, server: HttpServer) -> None:
-        """The server was told to end."""
+        """The server was told to end; told again: now."""
+        if self._ending.is_set():
+            self.kill()
         self._ending.set()
         server.shutdown()
+
+    def kill(self) -> None:
+        """End the process without a grace."""
+        self._ending.set()
+        if hasattr(self, "process"):
+            self.process.kill()
 
     def watch(self, server: HttpServer) -> None:
         """Tell the server when the process dies; start another one, once."""
@@ -127,14 +139,16 @@ class _Engine:
         self._ending.set()
         if hasattr(self, "process"):
             self.process.stop()
+        if hasattr(self, "front_end"):
+            self.front_end.close()
 
     def _watch(self, server: HttpServer) -> None:
         for is_last in (False, True):
             status = self.process.wait()
+            server.engine_died(f"its process ended with status {status}")
             if self._ending.is_set():
                 return
             _log.error("the engine process ended with status %d", status)
-            server.engine_died(f"its process ended with status {status}")
             if is_last:
                 break
             try:

@@ -34,10 +34,15 @@ class EngineConfig:
     def __post_init__(self) -> None:
         _one_of("--dtype", self.dtype, DTYPES)
         _one_of("--device", self.device, DEVICES)
-        _at_least("--max-model-len", self.max_model_len, 2)
-        _at_least("--max-num-seqs", self.max_num_seqs, 1)
-        _at_least("--block-size", self.block_size, 1)
-        _at_least("--num-gpu-blocks-override", self.num_gpu_blocks_override, 1)
+        _between("--max-model-len", self.max_model_len, 2, 2**31)
+        _between("--max-num-seqs", self.max_num_seqs, 1, 4096)
+        _between("--block-size", self.block_size, 1, 1024)
+        _between("--num-gpu-blocks-override", self.num_gpu_blocks_override, 1, 2**31)
+        _between("--seed", self.seed, 0, 2**63 - 1)
+        for name in ("model", "policy"):
+            value = getattr(self, name)
+            if not isinstance(value, str) and not (name == "model" and value is None):
+                raise ConfigError(f"{name} must be a text, not {value!r}")
         for flag, value in (("--ttft-slo-ms", self.ttft_slo_ms), ("--tpot-slo-ms", self.tpot_slo_ms)):
             if value is not None and not 0 < value < 1e9:
                 raise ConfigError(f"{flag} must be a number of milliseconds above 0, not {value}")
@@ -57,6 +62,6 @@ def _one_of(flag: str, value: str, known: tuple[str, ...]) -> None:
         raise ConfigError(f"{flag} must be one of {', '.join(known)}, not {value!r}")
 
 
-def _at_least(flag: str, value: int | None, least: int) -> None:
-    if value is not None and value < least:
-        raise ConfigError(f"{flag} must be at least {least}, not {value}")
+def _between(flag: str, value: int | None, least: int, most: int) -> None:
+    if value is not None and (type(value) is not int or not least <= value <= most):
+        raise ConfigError(f"{flag} must be a whole number from {least} to {most}, not {value!r}")

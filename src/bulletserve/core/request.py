@@ -22,8 +22,9 @@ def _is_number(value: object) -> bool:
 class SamplingParams:
     """How tokens are chosen and when to stop, with vLLM's names and defaults.
 
-    temperature: 0 is greedy. top_p in (0, 1]. top_k: 0 or -1 is off. seed: the same seed and the same prompt give
-    the same tokens whatever else runs; None draws one. max_tokens: None means all the room that is left.
+    temperature: 0 is greedy. top_p in (0, 1]. top_k: 0 or -1 is off. seed: the same seed and the same prompt give the
+    same tokens whatever else runs, up to near ties of rounding; None draws one. max_tokens: None means all the room
+    that is left.
     stop: strings that end the answer and are not part of it. stop_token_ids: ids that end it.
     ignore_eos: do not end at the model's own end tokens.
 

@@ -1,6 +1,6 @@
 """From a checkpoint to an engine that can run steps: dtype, weights, cache size, lanes.
 
-Knows nothing about policies or requests. Decides what the options left open, and says so in `EngineFacts`.
+Knows nothing about policies or requests. Decides what the options left open, and returns it.
 """
 
 from dataclasses import dataclass
@@ -86,7 +86,10 @@ def size_cache(
         )
     max_model_len = min(longest, blocks * size)
     if max_model_len < 2:
-        raise ConfigError(f"{kv_bytes} bytes of memory hold no cache: free some memory or use a smaller model")
+        raise ConfigError(
+            f"a context of {max_model_len} tokens holds no prompt with an answer: the model allows "
+            f"{shape.max_context}, the cache {blocks * size} tokens"
+        )
     return CacheSize(blocks, max_model_len, max_seqs)
 
 

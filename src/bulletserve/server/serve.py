@@ -35,8 +35,8 @@ class HttpServer:
     """The HTTP front over one engine.
 
     Takes over `listener` (from `bind`), or binds at once: raises `ConfigError` if the address cannot be had.
-    `port` is the real one, also where 0 was asked
-    for. An engine that died is closed here; after `run` the last one is the caller's again, to stop and to close.
+    `port` is the real one, also where 0 was asked for. An engine that died is closed here; after `run` the last one
+    is the caller's again, to stop and to close.
     """
 
     def __init__(

@@ -11,6 +11,9 @@ from bulletserve.core.errors import ConfigError
 
 Message = dict[str, str]
 
+LATEST_S = 86400.0
+"""Latest arrival."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
@@ -29,12 +32,19 @@ def read_prompt_list(path: Path) -> tuple[ChatPrompt, ...]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
     for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
         try:
             row = json.loads(line)
             messages = tuple({"role": str(m["role"]), "content": str(m["content"])} for m in row["messages"])
-            prompts.append(ChatPrompt(float(row["arrival"]), messages, int(row["max_tokens"])))
-        except (ValueError, KeyError, TypeError) as error:
+            prompt = ChatPrompt(float(row["arrival"]), messages, row["max_tokens"])
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise ConfigError(f"{path}, line {number}: not a prompt ({error!r})") from None
+        if type(prompt.max_tokens) is not int or prompt.max_tokens < 1:
+            raise ConfigError(f"{path}, line {number}: max_tokens must be a whole number of at least 1")
+        if not 0 <= prompt.arrival_s < LATEST_S or not messages:
+            raise ConfigError(f"{path}, line {number}: arrival must be from 0 to {LATEST_S:g} s, messages not empty")
+        prompts.append(prompt)
     if not prompts:
         raise ConfigError(f"{path} holds no prompts")
     return tuple(prompts)

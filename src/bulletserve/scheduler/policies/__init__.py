@@ -4,6 +4,7 @@ Named here by import string, so that a policy costs nothing until it is used. A 
 `name` or `name:option=value,option=value`.
 """
 
+from dataclasses import fields
 from importlib import import_module
 from typing import cast, get_type_hints
 
@@ -24,7 +25,8 @@ def make_policy(spec: str) -> Policy:
         raise ConfigError(f"no policy is called {name!r}; there are {', '.join(sorted(POLICIES))}")
     module, _, attribute = POLICIES[name].partition(":")
     cls = getattr(import_module(module), attribute)
-    types = {key: kind for key, kind in get_type_hints(cls).items() if key in cls.__dataclass_fields__}
+    hints = get_type_hints(cls)
+    types = {option.name: hints[option.name] for option in fields(cls)}
     options: dict[str, object] = {}
     for item in filter(None, text.split(",")):
         key, _, value = item.partition("=")

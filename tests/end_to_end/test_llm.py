@@ -1,0 +1,111 @@
+"""`LLM` in this process: answers, stop strings, and bad input that harms nothing."""
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bulletserve import LLM, SamplingParams
+from bulletserve.core.config import EngineConfig
+from bulletserve.core.errors import ConfigError, ContextTooLong, EngineError, InvalidRequest
+from tests.end_to_end.test_processes import CONFIG
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    folder = tmp_path_factory.mktemp("tiny")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    with LLM(str(folder / "config.json"), load_format="dummy", dtype="float32") as llm:
+        yield llm
+
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+
+
+def test_answers_come_in_the_order_of_the_prompts(llm: LLM) -> None:
+    alone = [llm.generate([ids], GREEDY)[0].token_ids for ids in ([1, 2, 3], [4] * 40, [5, 6])]
+    together = llm.generate([[1, 2, 3], [4] * 40, [5, 6]], GREEDY)
+    assert [answer.token_ids for answer in together] == alone
+    assert [answer.finish_reason for answer in together] == ["length"] * 3
+    assert llm.generate([1, 2, 3], GREEDY)[0].token_ids == alone[0]
+
+
+def test_a_stop_string_ends_an_answer(llm: LLM) -> None:
+    text = llm.generate([[1, 2, 3]], GREEDY)[0].text
+    stop = text[4:8]
+    (answer,) = llm.generate([[1, 2, 3]], SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, stop=stop))
+    assert answer.text == text[: text.index(stop)]
+    assert (answer.finish_reason, answer.stop_reason) == ("stop", stop)
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [
+        None,
+        [None],
+        ["a", 1],
+        5,
+        [1.5],
+        {"prompt": "a"},
+        b"abc",
+        "",
+        [[]],
+        [[1], []],
+        "\ud800",
+        [[-1]],
+        [[500]],
+        [[True]],
+    ],
+)
+def test_bad_prompts_are_refused_before_anything_runs(llm: LLM, prompts: object) -> None:
+    with pytest.raises(InvalidRequest):
+        llm.generate(prompts, GREEDY)  # type: ignore[arg-type]
+    assert len(llm.generate([7, 8], GREEDY)[0].token_ids) == 12
+
+
+def test_bad_parameters_and_options_are_refused(llm: LLM) -> None:
+    with pytest.raises(InvalidRequest):
+        llm.generate([[1]], [None])  # type: ignore[list-item]
+    with pytest.raises(InvalidRequest):
+        llm.generate([[1]], {"max_tokens": 3})  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest):
+        llm.chat("hi")  # type: ignore[arg-type]
+    with pytest.raises(ContextTooLong, match="maximum context length is 2048"):
+        llm.generate([[1]], SamplingParams(max_tokens=2048))
+    with pytest.raises(ConfigError, match="2 prompts"):
+        llm.generate([[1], [2]], [GREEDY])
+    with pytest.raises(ConfigError, match="unknown options: speed"):
+        LLM(speed=9)
+    with pytest.raises(ConfigError, match="either"):
+        LLM(config=EngineConfig(), max_num_seqs=3)
+    for options in ({"max_num_seqs": "x"}, {"block_size": 16.5}, {"policy": None}, {"seed": 2**80}, {"model": 5}):
+        with pytest.raises(ConfigError):
+            LLM(**options)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="option 'name'"):
+        LLM(policy="static_split:name=x")
+
+
+def test_several_threads_each_get_their_own(llm: LLM) -> None:
+    expected = {n: llm.generate([[n, n]], GREEDY)[0].token_ids for n in range(8)}
+    found: dict[int, list[int]] = {}
+
+    def ask(n: int) -> None:
+        found[n] = llm.generate([[n, n]], GREEDY)[0].token_ids
+
+    threads = [threading.Thread(target=ask, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == expected
+
+
+def test_a_closed_model_says_so(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    llm = LLM(str(tmp_path / "config.json"), load_format="dummy")
+    llm.close()
+    llm.close()
+    with pytest.raises(EngineError, match="closed"):
+        llm.generate([[1]], GREEDY)
