@@ -62,7 +62,7 @@ def test_wrong_names_are_told_what_would_be_right(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("", encoding="utf-8")
     for ref, named in (
         (tmp_path, "no config.json and no .gguf file"),
-        (tmp_path / "notes.txt", "name a .gguf file, a folder or a config.json"),
+        (tmp_path / "notes.txt", "name a .gguf file, a folder, or a file called config.json"),
         (tmp_path / "absent.gguf", "no such file"),
         ("absent/model.gguf", "no such file"),
         ("gpt2", "organisation/model"),
