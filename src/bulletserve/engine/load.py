@@ -21,7 +21,7 @@ from bulletserve.models.decoder import Decoder
 from bulletserve.resources.cpu_threads import cpu_lattice, usable_cores
 
 CPU_MAX_SEQS = 32
-CPU_KV_BYTES = 4 * 2**30
+CPU_KV_BYTES = 2**30
 CPU_KV_SHARE = 0.4
 """The cache takes at most this share of the memory that is available, and at most `CPU_KV_BYTES`."""
 
