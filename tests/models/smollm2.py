@@ -28,8 +28,8 @@ def prompt_ids() -> list[list[int]]:
 
 
 @cache
-def expected_tokens() -> list[list[int]]:
-    """64 greedy tokens for each prompt, in float32."""
+def transformers_model() -> LlamaForCausalLM:
+    """transformers' own model in float32 with the weights that we read."""
     checkpoint = open_checkpoint(None)
     shape = checkpoint.shape
     state = load_state(checkpoint, torch.float32, "cpu")
@@ -49,7 +49,13 @@ def expected_tokens() -> list[list[int]]:
     )
     model = LlamaForCausalLM(config).eval()
     model.load_state_dict(state | {"lm_head.weight": state["model.embed_tokens.weight"]})
-    return [_greedy(model, prompt) for prompt in prompt_ids()]
+    return model
+
+
+@cache
+def expected_tokens() -> list[list[int]]:
+    """64 greedy tokens for each prompt, in float32."""
+    return [_greedy(transformers_model(), prompt) for prompt in prompt_ids()]
 
 
 def _greedy(model: LlamaForCausalLM, prompt: list[int]) -> list[int]:

@@ -16,6 +16,7 @@ from bulletserve.formats.description import Array, Checkpoint, GgufTokenizer, St
 from bulletserve.formats.gguf import GgufFile
 from bulletserve.formats.gguf_checkpoint import GgufWeights
 from bulletserve.models.weights import dummy_state, load_state, tensor_shapes
+from tests.models.smollm2 import transformers_model
 
 SHAPE = ModelShape(
     architecture="llama",
@@ -250,26 +251,9 @@ def test_smollm2_weights_are_those_in_the_file() -> None:
 @pytest.mark.model
 def test_smollm2_knows_the_capital_of_france() -> None:
     torch.set_num_threads(1)
-    packaged = open_checkpoint(None)
-    shape, tokenizer = packaged.shape, packaged.tokenizer
+    tokenizer = open_checkpoint(None).tokenizer
     assert isinstance(tokenizer, GgufTokenizer)
-    config = LlamaConfig(
-        vocab_size=shape.vocab_size,
-        hidden_size=shape.hidden_size,
-        intermediate_size=shape.intermediate_size,
-        num_hidden_layers=shape.num_layers,
-        num_attention_heads=shape.num_heads,
-        num_key_value_heads=shape.num_kv_heads,
-        rms_norm_eps=shape.rms_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
-        tie_word_embeddings=True,
-    )
-    state = load_state(packaged, torch.float32, "cpu")
-    with torch.device("meta"):
-        model = LlamaForCausalLM(config)
-    model.load_state_dict(state, strict=False, assign=True)
-    model.tie_weights()
-    model.model.rotary_emb = type(model.model.rotary_emb)(config)  # its buffer is not part of the state
+    model = transformers_model()
     ids = [tokenizer.tokens.index(token) for token in ("The", "Ġcapital", "Ġof", "ĠFrance", "Ġis")]
     with torch.inference_mode():
         best = model.eval()(torch.tensor([ids])).logits[0, -1].argmax().item()

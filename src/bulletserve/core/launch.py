@@ -8,7 +8,7 @@ joins or leaves.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bulletserve.core.plan import Lane, MixedStep, PrefillGroup, Start
+from bulletserve.core.plan import Lane, Start, lanes_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,4 +59,4 @@ class Launch:
     @property
     def lane(self) -> Lane:
         """The lane that carries it (a mixed step runs on the prefill lane)."""
-        return Lane.PREFILL if isinstance(self.step, PrefillGroup | MixedStep) else Lane.DECODE
+        return lanes_of(self.step)[0]

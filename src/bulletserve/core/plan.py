@@ -54,7 +54,7 @@ Start = PrefillGroup | DecodeStep | MixedStep
 
 
 def lanes_of(start: Start) -> tuple[Lane, ...]:
-    """The lanes on which a step counts: a mixed step is ordered like work of both."""
+    """The lanes on which a step counts, first the one that carries it: a mixed step is ordered like work of both."""
     if isinstance(start, MixedStep):
         return (Lane.PREFILL, Lane.DECODE)
     return (Lane.DECODE,) if isinstance(start, DecodeStep) else (Lane.PREFILL,)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from bulletserve.core.events import StepDone
 from bulletserve.core.launch import Launch
 from bulletserve.core.partition import Lattice
-from bulletserve.core.plan import DecodeStep, Lane, MixedStep
+from bulletserve.core.plan import DecodeStep, Lane, lanes_of
 from bulletserve.core.ports import Poster
 from bulletserve.engine.lanes import LaneThread, Task
 from bulletserve.engine.seats import SeatTable
@@ -55,7 +55,7 @@ class CpuExecutor:
         lanes = tuple(Lane) if whole else (launch.lane,)
         after = tuple(self._last[lane] for lane in lanes if lane in self._last)
         task = Task(lambda: self._run(launch), tuple(t for t in after if not t.ended.is_set()))
-        for lane in tuple(Lane) if isinstance(step, MixedStep) else (launch.lane,):
+        for lane in lanes_of(step):
             self._last[lane] = task
         narrow = isinstance(step, DecodeStep) and not whole
         (self._narrow if narrow else self._wide).put(task)

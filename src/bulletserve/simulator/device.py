@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from bulletserve.core.events import StepDone
 from bulletserve.core.launch import Launch
-from bulletserve.core.plan import Lane, MixedStep, PrefillGroup
+from bulletserve.core.plan import Lane, PrefillGroup, lanes_of
 from bulletserve.simulator.truth import Truth, Work
 
 TokenOf = Callable[[int, int], int]
@@ -65,7 +65,7 @@ class SimulatedDevice:
         whole = launch.step.sms >= self.truth.total_sms
         lanes = tuple(Lane) if whole else (launch.lane,)
         after = tuple(self._tails[lane] for lane in lanes if lane in self._tails)
-        for lane in tuple(Lane) if isinstance(launch.step, MixedStep) else (launch.lane,):
+        for lane in lanes_of(launch.step):
             self._tails[lane] = launch.step_id
         self._open.add(launch.step_id)
         self._queues[launch.lane].append(_Queued(launch, after))
