@@ -6,29 +6,17 @@ lanes run steps at once. Projections that read the same input are packed into on
 a decode step is bound by weight streaming and by the number of launches.
 """
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from bulletserve.core.errors import BrokenCheckpoint
 from bulletserve.core.shapes import ModelShape
-from bulletserve.kernels.attention import (
-    decode_attention,
-    decode_mask,
-    gather_kv,
-    page_index,
-    prefill_attention,
-    slot_index,
-    write_kv,
-)
-from bulletserve.kernels.matmul import Projection, gated_silu, linear, linear_add, pack
-from bulletserve.kernels.norm import rms_norm
-from bulletserve.kernels.rope import apply_rope
-from bulletserve.models.context import PagedKv, StepContext
-from bulletserve.models.rotary import Rotary
+from bulletserve.models.context import PagedKv
+from bulletserve.models.cpu_operators import CpuOperators
+from bulletserve.models.operators import Context, LayerOperators, Operators, Projection
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +30,10 @@ class _Layer:
     down: Projection
 
 
-@dataclass(frozen=True, slots=True)
-class _StepPlan:
-    """What all layers of a step share: rotary angles, places in the cache and the decode rows' mask.
-
-    A prefill segment without earlier context reads no pages.
-    """
-
-    cos: Tensor
-    signed_sin: Tensor
-    slots: Tensor
-    prefill_pages: tuple[Tensor | None, ...]
-    decode_pages: Tensor | None
-    decode_mask: Tensor | None
-
-
 class Decoder:
-    """A decoder's weights and its forward, in pieces.
+    """A decoder's weights and its forward, in pieces, by the `operators` of the device that holds them.
+
+    Without `operators`, plain torch carries them out.
 
     `state` maps Hugging Face names to tensors in `dtype`, all on one device; names it does not know are
     ignored. With `consume` its entries are removed as they are packed, so that the peak memory is one copy of
@@ -68,7 +43,13 @@ class Decoder:
     """
 
     def __init__(
-        self, shape: ModelShape, state: Mapping[str, Tensor], dtype: torch.dtype, *, consume: bool = False
+        self,
+        shape: ModelShape,
+        state: Mapping[str, Tensor],
+        dtype: torch.dtype,
+        operators: Operators | None = None,
+        *,
+        consume: bool = False,
     ) -> None:
         self.shape = shape
         self.dtype = dtype
@@ -76,76 +57,48 @@ class Decoder:
         hidden, vocabulary = shape.hidden_size, shape.vocab_size
         self._embedding = take("model.embed_tokens.weight", vocabulary, hidden)
         self.device = self._embedding.device
-        self._layers = [_pack_layer(shape, take, i) for i in range(shape.num_layers)]
+        self._operators = operators or CpuOperators(shape, dtype, self.device)
+        pack = self._operators.pack
+        self._layers = [_pack_layer(shape, take, pack, i) for i in range(shape.num_layers)]
         self._final_norm = take("model.norm.weight", hidden)
         self._head = pack(self._embedding if shape.tied_embeddings else take("lm_head.weight", vocabulary, hidden))
-        self._rotary = Rotary(shape, dtype, self.device)
 
     @torch.inference_mode()
-    def embed(self, ids: Tensor) -> Tensor:
-        """Token ids int64 [T] -> [T, hidden_size]."""
-        return F.embedding(ids, self._embedding)
+    def embed(self, ids: Tensor, context: Context | None = None) -> Tensor:
+        """Token ids [T] -> [T, hidden_size]."""
+        return self._operators.embed(ids, self._embedding, context)
 
     @torch.inference_mode()
-    def run_layers(self, hidden: Tensor, first: int, last: int, context: StepContext, cache: PagedKv) -> Tensor:
-        """Layers `first`..`last` - 1 over `hidden` [T, hidden_size] -> the same shape, a new tensor.
+    def run_layers(self, hidden: Tensor, first: int, last: int, context: Context, cache: PagedKv) -> Tensor:
+        """Layers `first`..`last` - 1 over `hidden` [T, hidden_size] -> the same shape; may overwrite `hidden`.
 
         Writes the tokens' K and V of these layers into `cache` before reading it. To run a step in groups, feed
         the result to the next range with the same context.
         """
-        plan = self._plan(context, cache.layers[first])
+        do = self._operators.begin(context, cache.layers[first])
         for index in range(first, last):
-            hidden = self._run_layer(hidden, self._layers[index], cache.layers[index], context, plan)
+            hidden = self._run_layer(hidden, self._layers[index], cache.layers[index], do)
         return hidden
 
     @torch.inference_mode()
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, context: Context | None = None) -> Tensor:
         """Final norm and head for chosen rows [R, hidden_size] -> float32 [R, vocab_size]."""
-        normed = rms_norm(hidden, self._final_norm, self.shape.rms_eps)
-        return linear(normed, self._head).to(torch.float32)
+        return self._operators.logits(hidden, self._final_norm, self._head, context)
 
-    def _plan(self, context: StepContext, kv: Tensor) -> _StepPlan:
-        cos, signed_sin = self._rotary.angles(context.positions)
-        decode_pages = mask = None
-        if (decode := context.decode) is not None:
-            decode_pages = page_index(decode.block_tables, decode.max_length, kv)
-            mask = decode_mask(decode.lengths, decode.max_length, self.shape.sliding_window, kv)
-        prefill_pages = tuple(
-            page_index(segment.block_table.unsqueeze(0), segment.context_tokens, kv)
-            if segment.context_tokens > segment.stop - segment.start
-            else None
-            for segment in context.prefill
-        )
-        return _StepPlan(cos, signed_sin, slot_index(context.kv_slots, kv), prefill_pages, decode_pages, mask)
+    @property
+    def projections(self) -> dict[tuple[int, int], list[Projection]]:
+        """All projections as packed, by (out, in): the layers' in the order of execution, then the head."""
+        layer = [p for each in self._layers for p in (each.qkv, each.output, each.gate_up, each.down)]
+        found: dict[tuple[int, int], list[Projection]] = {}
+        for projection in (*layer, self._head):
+            found.setdefault((projection.weight.shape[0], projection.weight.shape[1]), []).append(projection)
+        return found
 
-    def _run_layer(self, hidden: Tensor, layer: _Layer, kv: Tensor, context: StepContext, plan: _StepPlan) -> Tensor:
-        shape = self.shape
-        qkv = linear(rms_norm(hidden, layer.attention_norm, shape.rms_eps), layer.qkv)
-        heads = qkv.view(qkv.shape[0], -1, shape.head_dim)
-        q, new_kv = heads[:, : shape.num_heads], heads[:, shape.num_heads :]
-        turning = heads[:, : shape.num_heads + shape.num_kv_heads]
-        if layer.qk_norm is not None:
-            turning.copy_(rms_norm(turning, layer.qk_norm, shape.rms_eps))
-        apply_rope(turning, plan.cos, plan.signed_sin)
-        write_kv(kv, new_kv, plan.slots)
-        hidden = linear_add(self._attend(q, new_kv, kv, context, plan), layer.output, hidden)
-        gate_up = linear(rms_norm(hidden, layer.mlp_norm, shape.rms_eps), layer.gate_up)
-        return linear_add(gated_silu(gate_up), layer.down, hidden)
-
-    def _attend(self, q: Tensor, new_kv: Tensor, kv: Tensor, context: StepContext, plan: _StepPlan) -> Tensor:
-        outputs = []
-        for segment, pages in zip(context.prefill, plan.prefill_pages, strict=True):
-            rows = slice(segment.start, segment.stop)
-            if pages is None:
-                k, v = new_kv[rows].transpose(0, 1).chunk(2)
-            else:
-                k, v = (side[:, : segment.context_tokens] for side in gather_kv(kv, pages, 1))
-            outputs.append(prefill_attention(q[rows], k, v, self.shape.sliding_window))
-        if (decode := context.decode) is not None:
-            assert plan.decode_pages is not None and plan.decode_mask is not None
-            k, v = gather_kv(kv, plan.decode_pages, decode.stop - decode.start)
-            outputs.append(decode_attention(q[decode.start : decode.stop], k, v, plan.decode_mask))
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    def _run_layer(self, hidden: Tensor, layer: _Layer, kv: Tensor, do: LayerOperators) -> Tensor:
+        qkv = do.linear(do.norm(hidden, layer.attention_norm), layer.qkv)
+        hidden = do.linear_add(do.attend(qkv, layer.qk_norm, kv), layer.output, hidden)
+        gate_up = do.linear(do.norm(hidden, layer.mlp_norm), layer.gate_up)
+        return do.linear_add(do.gated_silu(gate_up), layer.down, hidden)
 
 
 class _Take:
@@ -166,7 +119,7 @@ class _Take:
         return tensor.detach().to(self._dtype)
 
 
-def _pack_layer(shape: ModelShape, take: _Take, index: int) -> _Layer:
+def _pack_layer(shape: ModelShape, take: _Take, pack: Callable[..., Projection], index: int) -> _Layer:
     prefix = f"model.layers.{index}."
     hidden, inner = shape.hidden_size, shape.intermediate_size
     q, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
