@@ -77,6 +77,7 @@ def test_sums_equal_sums_made_anew(block_size: int, moves: list[tuple[str, int, 
         assert rows_of.tokens == sum(row.kv_tokens for row in rows.values())
         assert rows_of.rows == tuple(row.job.seat for row in rows.values())
         assert rows_of.jobs == tuple(row.job for row in rows.values())
+        assert rows_of.ids == tuple(rows)
         classes: dict[str, list[Row]] = defaultdict(list)
         for row in rows.values():
             classes[row.job.request.slo.name].append(row)
@@ -115,3 +116,14 @@ def test_rows_that_left_are_forgotten_also_while_their_class_never_empties() -> 
         rows_of.leave(passing)
     assert len(rows_of._classes[slo].heap) < 100
     assert rows_of.loads(0.0)[0].least_slack_s == pytest.approx(0.05 * 2000)
+
+
+@pytest.mark.parametrize(("rows", "most"), [(0, 0), (1, 1), (4, 1), (5, 2), (12, 3)])
+def test_every_row_has_its_turn_once_in_so_many_calls_and_none_is_long(rows: int, most: int) -> None:
+    rows_of = DecodeSet(4)
+    for number in range(rows + 1):
+        rows_of.join(Row(number, 4, 9, SLOS[0], None).job, NOW_S)
+    rows_of.leave(rows_of.jobs[rows])
+    rounds = [[job.id for job in rows_of.next_in_turn(4)] for _ in range(4)]
+    assert max(len(ids) for ids in rounds) == most
+    assert sorted(request_id for ids in rounds for request_id in ids) == list(range(rows))

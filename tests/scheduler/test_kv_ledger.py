@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from bulletserve.core.errors import EngineError
 from bulletserve.core.prefix import block_hashes
 from bulletserve.scheduler.kv_ledger import NULL_BLOCK, KvLedger
+from bulletserve.scheduler.prefix_runs import Run
 
 BLOCKS = 8
 SIZE = 2
@@ -17,12 +18,12 @@ SIZE = 2
 
 def books(ledger: KvLedger) -> Any:
     """Everything the ledger knows, for telling whether anything changed."""
+    runs = ledger._runs
     return (
         list(ledger._free),
-        list(ledger._cached),
-        list(ledger._references),
-        dict(ledger._block_of),
-        {owner: list(blocks) for owner, blocks in ledger._held.items()},
+        [id(run) for run in runs._idle],
+        {name: (id(run), run.holders, run.grows, list(run.blocks)) for name, run in runs._run_at.items()},
+        {owner: list(holding.blocks) for owner, holding in ledger._holdings.items()},
     )
 
 
@@ -36,6 +37,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.names: dict[int, list[bytes]] = {}
         self.name_of: dict[int, bytes] = {}
         self.idle: list[int] = []
+        self.named_before_reset: set[int] = set()
         self.next_owner = 0
 
     @rule(tokens=st.lists(st.integers(0, 1), max_size=10), salt=st.sampled_from(("", "s")), more=st.integers(0, 5))
@@ -79,7 +81,7 @@ class LedgerMachine(RuleBasedStateMachine):
         cached = [block for block in blocks if block in self.name_of]
         nameless = len(self.all_idle()) - len(self.idle)
         assert len(cached) == max(0, len(blocks) - nameless), "a cached block was spent while others were free"
-        assert cached == self.idle[: len(cached)], "not the least recently used first"
+        assert set(cached) == set(self.idle[: len(cached)]), "not the least recently used first"
         self.idle = self.idle[len(cached) :]
         for block in cached:
             del self.name_of[block]
@@ -103,11 +105,14 @@ class LedgerMachine(RuleBasedStateMachine):
     def register(self, data: st.DataObject) -> None:
         owner = data.draw(st.sampled_from(sorted(self.held)))
         names = self.names[owner][: len(self.held[owner])]
-        first = data.draw(st.integers(0, len(names)))
-        self.ledger.register(owner, first, names[first:])
-        for block, name in zip(self.held[owner][first:], names[first:], strict=False):
-            if block not in self.name_of and name not in self.name_of.values():
-                self.name_of[block] = name
+        end = data.draw(st.integers(0, len(names)))
+        self.ledger.register(owner, names, end)
+        for block, name in zip(self.held[owner], names[:end], strict=False):
+            if self.name_of.get(block) == name:
+                continue
+            if name in self.name_of.values() or owner in self.named_before_reset:
+                break
+            self.name_of[block] = name
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -121,6 +126,9 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule()
     def forget_prefixes(self) -> None:
         self.ledger.forget_prefixes()
+        self.named_before_reset |= {
+            owner for owner, blocks in self.held.items() if blocks[:1] and blocks[0] in self.name_of
+        }
         self.name_of.clear()
         self.idle.clear()
 
@@ -137,26 +145,26 @@ TestLedger = LedgerMachine.TestCase
 TestLedger.settings = settings(max_examples=150, stateful_step_count=30, deadline=None, derandomize=True, database=None)
 
 
-def names_of(*tokens: int, salt: str = "") -> tuple[bytes, ...]:
-    return block_hashes(tokens, SIZE, salt)
+def names_of(*tokens: int, salt: str = "") -> list[bytes]:
+    return list(block_hashes(tokens, SIZE, salt))
 
 
 def test_the_end_of_a_sequence_is_spent_before_its_beginning() -> None:
     ledger = KvLedger(4, SIZE)
     names = names_of(1, 2, 3, 4, 5, 6)
-    ledger.allocate(0, 3, ())
+    ledger.allocate(0, 3, [])
     first, second, _ = ledger.held(0)
-    ledger.register(0, 0, names)
+    ledger.register(0, names, 3)
     ledger.release(0)
-    ledger.allocate(1, 1, ())
+    ledger.allocate(1, 1, [])
     assert ledger.allocate(2, 2, names) == 2
     assert list(ledger.held(2)) == [first, second]
 
 
 def test_a_prefix_is_only_found_by_the_chain_and_salt_that_made_it() -> None:
     ledger = KvLedger(10, SIZE)
-    ledger.allocate(0, 2, ())
-    ledger.register(0, 0, names_of(1, 2, 3, 4))
+    ledger.allocate(0, 2, [])
+    ledger.register(0, names_of(1, 2, 3, 4), 2)
     assert ledger.allocate(1, 2, names_of(1, 2, 3, 4)) == 2
     assert ledger.allocate(2, 2, names_of(1, 2, 3, 5)) == 1
     assert ledger.allocate(3, 2, names_of(9, 2, 3, 4)) == 0
@@ -165,16 +173,16 @@ def test_a_prefix_is_only_found_by_the_chain_and_salt_that_made_it() -> None:
 
 def test_nothing_is_found_without_caching() -> None:
     ledger = KvLedger(10, SIZE, caching=False)
-    ledger.allocate(0, 2, ())
-    ledger.register(0, 0, names_of(1, 2, 3, 4))
+    ledger.allocate(0, 2, [])
+    ledger.register(0, names_of(1, 2, 3, 4), 2)
     assert ledger.allocate(1, 2, names_of(1, 2, 3, 4)) == 0
 
 
 def test_cached_blocks_are_not_counted_twice() -> None:
     """The two that are found are also the only two that are free."""
     ledger = KvLedger(3, SIZE)
-    ledger.allocate(0, 2, ())
-    ledger.register(0, 0, names_of(1, 2, 3, 4))
+    ledger.allocate(0, 2, [])
+    ledger.register(0, names_of(1, 2, 3, 4), 2)
     ledger.release(0)
     with pytest.raises(EngineError, match="3 blocks wanted, 2 free"):
         ledger.allocate(1, 3, names_of(1, 2, 3, 4))
@@ -183,16 +191,24 @@ def test_cached_blocks_are_not_counted_twice() -> None:
 
 def test_an_owner_takes_once() -> None:
     ledger = KvLedger(10, SIZE)
-    ledger.allocate(0, 1, ())
+    ledger.allocate(0, 1, [])
     with pytest.raises(EngineError, match="request 0 holds blocks already"):
-        ledger.allocate(0, 1, ())
+        ledger.allocate(0, 1, [])
 
 
-def break_references(ledger: KvLedger) -> None:
-    ledger._references[ledger.held(0)[0]] += 1
+def break_the_count_of_holders(ledger: KvLedger) -> None:
+    run_of(ledger, 0).holders += 1
 
 
-def break_free_list(ledger: KvLedger) -> None:
+def break_the_idle_order(ledger: KvLedger) -> None:
+    ledger._runs._idle[run_of(ledger, 0)] = None
+
+
+def break_the_idle_count(ledger: KvLedger) -> None:
+    ledger._runs.idle_blocks += 1
+
+
+def break_the_free_list(ledger: KvLedger) -> None:
     ledger._free.append(ledger.held(0)[0])
 
 
@@ -201,20 +217,112 @@ def lose_a_block(ledger: KvLedger) -> None:
 
 
 def break_a_name(ledger: KvLedger) -> None:
-    ledger._block_of.clear()
+    run_of(ledger, 0).names[0] = b"name"
 
 
-def name_a_free_block(ledger: KvLedger) -> None:
-    ledger._hash_of[ledger._free[0]] = b"name"
-    ledger._block_of[b"name"] = ledger._free[0]
+def lose_a_name(ledger: KvLedger) -> None:
+    run_of(ledger, 0).names.pop()
 
 
-@pytest.mark.parametrize("damage", [break_references, break_free_list, lose_a_block, break_a_name, name_a_free_block])
+def break_a_run(ledger: KvLedger) -> None:
+    run_of(ledger, 0).blocks.reverse()
+
+
+def break_a_path(ledger: KvLedger) -> None:
+    run_of(ledger, 1).start += 1
+
+
+def run_of(ledger: KvLedger, owner: int) -> Run:
+    """Its last run."""
+    run = ledger._holdings[owner].tip
+    assert run is not None
+    return run
+
+
+DAMAGE = (
+    break_the_count_of_holders,
+    break_the_idle_order,
+    break_the_idle_count,
+    break_the_free_list,
+    lose_a_block,
+    break_a_name,
+    lose_a_name,
+    break_a_run,
+    break_a_path,
+)
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
 def test_damage_is_found(damage: Any) -> None:
     ledger = KvLedger(10, SIZE)
-    ledger.allocate(0, 2, ())
-    ledger.register(0, 0, names_of(1, 2))
+    ledger.allocate(0, 2, [])
+    ledger.register(0, names_of(1, 2, 3, 4), 2)
+    ledger.allocate(1, 3, names_of(1, 2, 3, 4, 5, 6))
+    ledger.register(1, names_of(1, 2, 3, 4, 5, 6), 3)
     ledger.check_integrity()
     damage(ledger)
     with pytest.raises(EngineError):
         ledger.check_integrity()
+
+
+def test_a_run_grows_while_only_its_maker_holds_it() -> None:
+    ledger = KvLedger(20, SIZE)
+    names = names_of(1, 2, 3, 4, 5, 6, 7, 8)
+    ledger.allocate(0, 4, [])
+    for end in (1, 3):
+        ledger.register(0, names, end)
+    assert run_of(ledger, 0).blocks == list(ledger.held(0)[:3])
+    assert ledger.allocate(1, 4, names) == 3
+    ledger.register(0, names, 4)
+    assert run_of(ledger, 0).blocks == list(ledger.held(0)[3:])
+    assert run_of(ledger, 0).above is run_of(ledger, 1)
+    ledger.check_integrity()
+
+
+def test_sequences_part_where_their_names_do() -> None:
+    """The second finds one block of the first's three and goes on by itself; both are found again, whole."""
+    ledger = KvLedger(20, SIZE)
+    one, two = names_of(1, 2, 3, 4, 5, 6), names_of(1, 2, 9, 9, 8, 8)
+    ledger.allocate(0, 3, [])
+    ledger.register(0, one, 3)
+    assert ledger.allocate(1, 3, two) == 1
+    ledger.register(1, two, 3)
+    ledger.check_integrity()
+    for owner in (0, 1):
+        ledger.release(owner)
+        ledger.check_integrity()
+    assert ledger.used_blocks == 0
+    assert [ledger.allocate(2 + i, 3, names) for i, names in enumerate((one, two))] == [3, 3]
+    ledger.check_integrity()
+
+
+def test_who_computes_what_is_known_names_nothing_until_the_other_is_gone() -> None:
+    ledger = KvLedger(6, SIZE)
+    names = names_of(1, 2, 3, 4, 5, 6)
+    for owner in (0, 1):
+        ledger.allocate(owner, 2, [])
+    ledger.register(0, names, 2)
+    ledger.extend([1])
+    ledger.register(1, names, 3)
+    assert not ledger.knows(names)
+    ledger.release(0)
+    ledger.allocate(2, 2, [])
+    ledger.register(1, names, 3)
+    assert ledger.knows(names)
+    ledger.check_integrity()
+
+
+def test_after_a_reset_nothing_is_named_that_follows_what_was_forgotten() -> None:
+    ledger = KvLedger(10, SIZE)
+    names = names_of(1, 2, 3, 4)
+    for owner in (0, 1):
+        ledger.allocate(owner, 2, names)
+        ledger.register(0, names, 1)
+    ledger.forget_prefixes()
+    ledger.register(0, names, 2)
+    assert not ledger.knows(names[:1])
+    for owner in (0, 1):
+        ledger.check_integrity()
+        ledger.release(owner)
+    assert ledger.used_blocks == 0
+    ledger.check_integrity()

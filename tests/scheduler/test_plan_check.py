@@ -1,7 +1,5 @@
 """Each rule of a plan, broken once; every other thing about the plan is in order."""
 
-from dataclasses import replace
-
 import pytest
 
 from bulletserve.core.errors import PlanError
@@ -53,14 +51,16 @@ SNAPSHOT = Snapshot(
     prefill_lane=IDLE,
     decode_lane=IDLE,
 )
-SHORT = replace(
-    SNAPSHOT,
+SHORT = SNAPSHOT._replace(
     free_blocks=0,
     victims=(Victim(ADMITTED, 2, False, False), Victim(ROW, 2, True, True), Victim(ROW_TOO, 3, False, True)),
 )
-UNDER_WAY = replace(SNAPSHOT, prefill=PrefillProgress((7, 8), ((0, 4), (2, 6)), 3))
-FULL_LANES = replace(SNAPSHOT, prefill_lane=LaneState(2, 8), decode_lane=LaneState(2, 8))
-PREFILL_FULL = replace(SNAPSHOT, prefill_lane=LaneState(2, 8))
+UNDER_WAY = SNAPSHOT._replace(prefill=PrefillProgress((7, 8), ((0, 4), (2, 6)), 3))
+FULL_LANES = SNAPSHOT._replace(prefill_lane=LaneState(2, 8), decode_lane=LaneState(2, 8))
+PREFILL_FULL = SNAPSHOT._replace(prefill_lane=LaneState(2, 8))
+
+CROWD = tuple(range(100, 229))
+CROWDED = SNAPSHOT._replace(admitted=tuple(AdmittedEntry(i, 0.0, 4096, 0, 1.0, "a") for i in CROWD))
 
 DECODE = DecodeStep("all", 4)
 GROUP = PrefillGroup((ADMITTED,), ((4, 10),), (0, 8), 4)
@@ -106,51 +106,61 @@ def test_these_are_in_order(snapshot: Snapshot, plan: Plan) -> None:
         (SNAPSHOT, Plan(admit=(WAITING,), refuse=(Refusal(WAITING, "no"),)), "both admitted and refused"),
         (SNAPSHOT, Plan(preempt=(ROW,)), f"preempt: request {ROW} cannot be chosen"),
         (SHORT, Plan(preempt=(ROW, ROW)), "preempt: a request is named twice"),
-        (replace(SNAPSHOT, free_seats=0), Plan(admit=(WAITING,)), "more requests admitted than seats are free"),
-        (replace(SNAPSHOT, free_blocks=3), Plan(admit=(WAITING, WAITING_TOO)), "4 blocks wanted, 3 free"),
+        (SNAPSHOT._replace(free_seats=0), Plan(admit=(WAITING,)), "more requests admitted than seats are free"),
+        (SNAPSHOT._replace(free_blocks=3), Plan(admit=(WAITING, WAITING_TOO)), "4 blocks wanted, 3 free"),
         (SNAPSHOT, starts(DECODE, DECODE), "two starts on the decode lane"),
         (SNAPSHOT, starts(GROUP, MIXED), "two starts on the prefill lane"),
         (SNAPSHOT, starts(DECODE, ROWS_ONLY), "two starts on the decode lane"),
         (FULL_LANES, starts(DECODE), "the decode lane is 2 steps deep already"),
         (PREFILL_FULL, starts(GROUP), "the prefill lane is 2 steps deep already"),
         (PREFILL_FULL, starts(ROWS_ONLY), "the prefill lane is 2 steps deep already"),
-        (SNAPSHOT, starts(replace(MIXED, sms=4)), "a mixed step takes the whole device"),
-        (SNAPSHOT, starts(replace(GROUP, sms=5)), "no partition gives prefill 5 SMs"),
-        (SNAPSHOT, starts(replace(DECODE, sms=3)), "no partition gives decode 3 SMs"),
-        (SNAPSHOT, starts(replace(GROUP, layer_range=(0, 9))), "no such layers: 0 to 9"),
-        (SNAPSHOT, starts(replace(GROUP, layer_range=(0, 0))), "no such layers: 0 to 0"),
-        (SNAPSHOT, starts(replace(GROUP, layer_range=(1, 8))), "a new batch starts at its first layer"),
-        (UNDER_WAY, starts(replace(GROUP, layer_range=(3, 8))), "another batch is between its first and last layer"),
-        (UNDER_WAY, starts(replace(NEXT, token_ranges=((0, 4), (2, 5)))), "a batch keeps its token ranges"),
-        (UNDER_WAY, starts(replace(NEXT, layer_range=(4, 5))), "the batch goes on at layer 3, not 4"),
+        (SNAPSHOT, starts(MIXED._replace(sms=4)), "a mixed step takes the whole device"),
+        (SNAPSHOT, starts(GROUP._replace(sms=5)), "no partition gives prefill 5 SMs"),
+        (SNAPSHOT, starts(DECODE._replace(sms=3)), "no partition gives decode 3 SMs"),
+        (SNAPSHOT, starts(GROUP._replace(layer_range=(0, 9))), "no such layers: 0 to 9"),
+        (SNAPSHOT, starts(GROUP._replace(layer_range=(0, 0))), "no such layers: 0 to 0"),
+        (SNAPSHOT, starts(GROUP._replace(layer_range=(1, 8))), "a new batch starts at its first layer"),
+        (UNDER_WAY, starts(GROUP._replace(layer_range=(3, 8))), "another batch is between its first and last layer"),
+        (UNDER_WAY, starts(NEXT._replace(token_ranges=((0, 4), (2, 5)))), "a batch keeps its token ranges"),
+        (UNDER_WAY, starts(NEXT._replace(layer_range=(4, 5))), "the batch goes on at layer 3, not 4"),
         (UNDER_WAY, starts(MIXED), "no mixed step while a batch is between its first and last layer"),
-        (SNAPSHOT, starts(replace(ROWS_ONLY, token_ranges=((0, 1),))), "a token range without a request"),
-        (replace(SNAPSHOT, decode_rows=0), starts(ROWS_ONLY), "a mixed step without any work"),
+        (SNAPSHOT, starts(ROWS_ONLY._replace(token_ranges=((0, 1),))), "a token range without a request"),
+        (SNAPSHOT._replace(decode_rows=0), starts(ROWS_ONLY), "a mixed step without any work"),
         (SHORT, Plan(starts=(ROWS_ONLY,), preempt=(ROW, ROW_TOO)), "a mixed step without any work"),
-        (SNAPSHOT, starts(replace(GROUP, requests=(), token_ranges=())), "a prefill batch without requests"),
-        (SNAPSHOT, starts(replace(GROUP, token_ranges=())), "every request of a batch needs one token range"),
-        (SNAPSHOT, starts(replace(GROUP, requests=(ROW,))), f"prefill: request {ROW} cannot be chosen"),
+        (SNAPSHOT, starts(GROUP._replace(requests=(), token_ranges=())), "a prefill batch without requests"),
+        (SNAPSHOT, starts(GROUP._replace(token_ranges=())), "every request of a batch needs one token range"),
+        (SNAPSHOT, starts(GROUP._replace(requests=(ROW,))), f"prefill: request {ROW} cannot be chosen"),
         (
             SNAPSHOT,
-            starts(replace(GROUP, requests=(ADMITTED,) * 2, token_ranges=((4, 10),) * 2)),
+            starts(GROUP._replace(requests=(ADMITTED,) * 2, token_ranges=((4, 10),) * 2)),
             "prefill: a request is named twice",
         ),
         (SHORT, Plan(starts=(GROUP,), preempt=(ADMITTED,)), f"prefill: request {ADMITTED} cannot be chosen"),
-        (SNAPSHOT, starts(replace(GROUP, token_ranges=((0, 10),))), f"request {ADMITTED} goes on at 4"),
-        (SNAPSHOT, starts(replace(GROUP, token_ranges=((4, 11),))), f"request {ADMITTED} has no tokens 4 to 11"),
-        (SNAPSHOT, starts(replace(MIXED, token_ranges=((4, 4),))), f"request {ADMITTED} has no tokens 4 to 4"),
+        (SNAPSHOT, starts(GROUP._replace(token_ranges=((0, 10),))), f"request {ADMITTED} goes on at 4"),
+        (SNAPSHOT, starts(GROUP._replace(token_ranges=((4, 11),))), f"request {ADMITTED} has no tokens 4 to 11"),
+        (SNAPSHOT, starts(MIXED._replace(token_ranges=((4, 4),))), f"request {ADMITTED} has no tokens 4 to 4"),
         (
             SNAPSHOT,
             starts(PrefillGroup((ADMITTED_LONG,), ((0, 4097),), (0, 1), 8)),
             "a token range holds at most 4096 tokens",
         ),
+        (
+            CROWDED,
+            starts(PrefillGroup(CROWD, ((0, 1),) * len(CROWD), (0, 1), 8)),
+            "a step holds at most 128 prompts",
+        ),
+        (
+            CROWDED,
+            starts(MixedStep(CROWD[:3], ((0, 4096), (0, 4096), (0, 1)), "all", TOTAL_SMS)),
+            "a step holds at most 8192 prompt tokens",
+        ),
         (SNAPSHOT, starts(DecodeStep("masked", 4)), "no row is masked"),
-        (replace(SNAPSHOT, decode_rows=0), starts(DECODE), "a decode step without rows"),
+        (SNAPSHOT._replace(decode_rows=0), starts(DECODE), "a decode step without rows"),
         (SHORT, Plan(starts=(DECODE,), preempt=(ROW, ROW_TOO)), "a decode step without rows"),
         (SHORT, starts(DECODE), "1 blocks wanted, 0 free"),
         (SHORT, Plan(starts=(DECODE,), preempt=(ROW_TOO,)), "1 blocks wanted, 0 free"),
         (
-            replace(SNAPSHOT, free_blocks=4),
+            SNAPSHOT._replace(free_blocks=4),
             Plan(starts=(DECODE,), admit=(WAITING, WAITING_TOO)),
             "5 blocks wanted, 4 free",
         ),

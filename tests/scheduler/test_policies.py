@@ -1,7 +1,5 @@
 """Policies as pure functions: whatever a snapshot shows, the plan keeps the rules; and what each is known for."""
 
-from dataclasses import replace
-
 import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -58,13 +56,13 @@ def waiting(*tokens: int, arrival_s: float = 0.0) -> tuple[WaitingEntry, ...]:
     return tuple(WaitingEntry(i, arrival_s, n, -(-n // 4), 1e18, "a") for i, n in enumerate(tokens))
 
 
-EMPTY = replace(
-    SNAPSHOT, waiting=(), waiting_total=0, admitted=(), decode_rows=0, decode_blocks_needed=0, free_blocks=100
+EMPTY = SNAPSHOT._replace(
+    waiting=(), waiting_total=0, admitted=(), decode_rows=0, decode_blocks_needed=0, free_blocks=100
 )
 
 
 def test_admissions_stop_at_the_wanted_tokens() -> None:
-    snapshot = replace(EMPTY, waiting=waiting(8, 8, 8), free_seats=8)
+    snapshot = EMPTY._replace(waiting=waiting(8, 8, 8), free_seats=8)
     assert admissions(snapshot, 1) == (0,)
     assert admissions(snapshot, 8) == (0,)
     assert admissions(snapshot, 9) == (0, 1)
@@ -72,25 +70,25 @@ def test_admissions_stop_at_the_wanted_tokens() -> None:
 
 
 def test_admissions_stop_at_the_seats() -> None:
-    assert admissions(replace(EMPTY, waiting=waiting(8, 8, 8), free_seats=2), 100) == (0, 1)
-    assert admissions(replace(EMPTY, waiting=waiting(8), free_seats=0), 100) == ()
+    assert admissions(EMPTY._replace(waiting=waiting(8, 8, 8), free_seats=2), 100) == (0, 1)
+    assert admissions(EMPTY._replace(waiting=waiting(8), free_seats=0), 100) == ()
 
 
 def test_admissions_leave_a_block_for_everyone_who_runs() -> None:
-    snapshot = replace(EMPTY, waiting=waiting(8, 8), free_seats=8, free_blocks=4)
+    snapshot = EMPTY._replace(waiting=waiting(8, 8), free_seats=8, free_blocks=4)
     assert admissions(snapshot, 100) == (0, 1)
-    assert admissions(replace(snapshot, decode_rows=1), 100) == (0,)
-    assert admissions(replace(snapshot, decode_rows=2, prefilling_rows=1), 100) == ()
+    assert admissions(snapshot._replace(decode_rows=1), 100) == (0,)
+    assert admissions(snapshot._replace(decode_rows=2, prefilling_rows=1), 100) == ()
 
 
 def test_small_requests_pass_one_that_does_not_fit_but_not_for_ever() -> None:
-    snapshot = replace(EMPTY, waiting=waiting(80, 8), free_seats=8, free_blocks=4, decode_rows=1)
-    assert admissions(replace(snapshot, now_s=OVERTAKE_S), 100) == (1,)
-    assert admissions(replace(snapshot, now_s=OVERTAKE_S + 0.1), 100) == ()
+    snapshot = EMPTY._replace(waiting=waiting(80, 8), free_seats=8, free_blocks=4, decode_rows=1)
+    assert admissions(snapshot._replace(now_s=OVERTAKE_S), 100) == (1,)
+    assert admissions(snapshot._replace(now_s=OVERTAKE_S + 0.1), 100) == ()
 
 
 def test_an_empty_engine_admits_its_first_request_with_every_block_it_has() -> None:
-    snapshot = replace(EMPTY, waiting=waiting(400), prefilling_rows=0, free_blocks=100)
+    snapshot = EMPTY._replace(waiting=waiting(400), prefilling_rows=0, free_blocks=100)
     assert admissions(snapshot, 1) == (0,)
 
 
@@ -99,7 +97,7 @@ def admitted(*lengths: tuple[int, int]) -> tuple[AdmittedEntry, ...]:
 
 
 def test_prompts_are_cut_at_the_budget_and_at_the_longest_range() -> None:
-    snapshot = replace(EMPTY, admitted=admitted((0, 10), (4, 10), (0, 9000)))
+    snapshot = EMPTY._replace(admitted=admitted((0, 10), (4, 10), (0, 9000)))
     assert prompt_ranges(snapshot, 3) == ((0,), ((0, 3),))
     assert prompt_ranges(snapshot, 12) == ((0, 1), ((0, 10), (4, 6)))
     assert prompt_ranges(snapshot, 100_000) == ((0, 1, 2), ((0, 10), (4, 10), (0, MAX_RANGE_TOKENS)))
@@ -114,12 +112,12 @@ def test_layer_groups_are_sized_by_their_work_and_leave_no_scrap(
     tokens: int, first: int, group: tuple[int, int]
 ) -> None:
     """64 token layers make a group; what is left after it joins it when it is at most half of one."""
-    snapshot = replace(EMPTY, admitted=admitted((0, tokens)))
+    snapshot = EMPTY._replace(admitted=admitted((0, tokens)))
     if first:
         started = next_group(snapshot, tokens, 4)
         assert started is not None
         progress = PrefillProgress(started.requests, started.token_ranges, first)
-        snapshot = replace(snapshot, admitted=(), prefill=progress)
+        snapshot = snapshot._replace(admitted=(), prefill=progress)
     step = next_group(snapshot, tokens, 4)
     assert step is not None
     assert step.layer_range == group
@@ -129,14 +127,14 @@ def test_layer_groups_are_sized_by_their_work_and_leave_no_scrap(
 
 
 def test_time_sliced_runs_waiting_prompts_first_and_nothing_beside_them() -> None:
-    plan = TimeSliced(64).decide(replace(SNAPSHOT, waiting=(), waiting_total=0))
+    plan = TimeSliced(64).decide(SNAPSHOT._replace(waiting=(), waiting_total=0))
     assert [type(start) for start in plan.starts] == [PrefillGroup]
     assert plan.starts[0].sms == TOTAL_SMS
-    assert TimeSliced(64).decide(replace(SNAPSHOT, prefilling_rows=1)).is_empty
+    assert TimeSliced(64).decide(SNAPSHOT._replace(prefilling_rows=1)).is_empty
 
 
 def test_chunked_prefill_fills_what_decode_leaves_of_the_budget() -> None:
-    snapshot = replace(SNAPSHOT, waiting=(), waiting_total=0)
+    snapshot = SNAPSHOT._replace(waiting=(), waiting_total=0)
     (step,) = ChunkedPrefill(6).decide(snapshot).starts
     assert isinstance(step, MixedStep)
     assert step.token_ranges == ((4, 8),)
@@ -145,12 +143,12 @@ def test_chunked_prefill_fills_what_decode_leaves_of_the_budget() -> None:
 
 
 def test_static_split_keeps_both_lanes_busy_on_their_shares() -> None:
-    snapshot = replace(SNAPSHOT, waiting=(), waiting_total=0)
+    snapshot = SNAPSHOT._replace(waiting=(), waiting_total=0)
     decode, group = StaticSplit(0.25).decide(snapshot).starts
     assert isinstance(decode, DecodeStep)
     assert isinstance(group, PrefillGroup)
     assert (decode.sms, group.sms) == (2, 6)
-    alone = replace(snapshot, admitted=())
+    alone = snapshot._replace(admitted=())
     assert [start.sms for start in StaticSplit(0.25).decide(alone).starts] == [8]
     assert [start.sms for start in StaticSplit(0.25, alone="share").decide(alone).starts] == [2]
 

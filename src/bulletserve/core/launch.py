@@ -6,13 +6,12 @@ joins or leaves.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from bulletserve.core.plan import Lane, Start, lanes_of
 
 
-@dataclass(frozen=True, slots=True)
-class Seat:
+class Seat(NamedTuple):
     """A request takes a seat: everything the device must know of it, sent with the first step that uses it.
 
     `token_ids` are all tokens whose keys and values the prefill makes (prompt, plus what was generated before a
@@ -31,8 +30,7 @@ class Seat:
     seed: int
 
 
-@dataclass(frozen=True, slots=True)
-class PromptPart:
+class PromptPart(NamedTuple):
     """Tokens `start:end` of a seat's prompt. `samples`: the prompt ends here and its first token is drawn."""
 
     seat: int
@@ -41,8 +39,7 @@ class PromptPart:
     samples: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(NamedTuple):
     """One step, ready to run.
 
     `seats` and `blocks` (seat, block id, appended to the seat's table) take effect before the step runs.

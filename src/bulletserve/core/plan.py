@@ -8,9 +8,8 @@ is ordered behind its own lane alone. That one rule makes time slicing, mixed ba
 the same kind of plan.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Rows = Literal["all", "free", "masked"]
 
@@ -22,8 +21,7 @@ class Lane(StrEnum):
     DECODE = "decode"
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillGroup:
+class PrefillGroup(NamedTuple):
     """Some layers of one prefill batch. `token_ranges[i]` is the half-open range of request i's tokens."""
 
     requests: tuple[int, ...]
@@ -32,16 +30,14 @@ class PrefillGroup:
     sms: int
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeStep:
+class DecodeStep(NamedTuple):
     """One more token for every row of a kind: `free` (a step ahead), `masked` (one deep), or `all`."""
 
     rows: Rows
     sms: int
 
 
-@dataclass(frozen=True, slots=True)
-class MixedStep:
+class MixedStep(NamedTuple):
     """A prefill chunk and the decode batch in one forward over all layers."""
 
     requests: tuple[int, ...]
@@ -60,8 +56,7 @@ def lanes_of(start: Start) -> tuple[Lane, ...]:
     return (Lane.DECODE,) if isinstance(start, DecodeStep) else (Lane.PREFILL,)
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(NamedTuple):
     """A request that is answered with an error instead of being run."""
 
     request_id: int
@@ -69,8 +64,7 @@ class Refusal:
     retry_after_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """What to do now: start steps, admit waiting requests, preempt running ones, refuse some.
 
     `because` is a short reason with the forecasts used, for logs and replays.

@@ -73,7 +73,8 @@ class Request:
     """One prompt on its way through the engine.
 
     `id` is unique in the engine's life. `max_tokens`, `seed` and `stop_ids` (the model's end tokens included
-    unless ignored) are resolved. `block_hashes` chain over the prompt's full blocks (`core/prefix`), salted.
+    unless ignored) are resolved. `block_hashes` chain over the prompt's full blocks (`core/prefix`), salted. The engine
+    keeps `prompt_ids` as it is, so nobody may change it.
     """
 
     id: int

@@ -6,6 +6,7 @@ request to make: its tuples are shared with the state until they change.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from bulletserve.core.partition import Lattice
 
@@ -18,6 +19,12 @@ VICTIMS_SHOWN = 8
 MAX_RANGE_TOKENS = 4096
 """Longest token range of one prompt in one prefill batch: its ends are where others overtake."""
 
+MAX_BATCH_TOKENS = 8192
+"""Most prompt tokens of one step, mixed or not: an engine's buffers are made for so many."""
+
+MAX_BATCH_PROMPTS = 128
+"""Most prompts of one step."""
+
 LANE_DEPTH = 2
 """How many steps may be queued on a lane."""
 
@@ -27,7 +34,8 @@ class Limits:
     """What does not change while the engine runs.
 
     `group_token_layers`: tokens times layers that make a prefill layer group of the wanted duration.
-    `batch_tokens`: tokens at which a prefill batch keeps the device's arithmetic busy.
+    `batch_tokens`: tokens at which a prefill batch keeps the device's arithmetic busy. `one_group_tokens`: a batch of
+    up to so many tokens is one group over all layers.
     """
 
     num_layers: int
@@ -37,10 +45,10 @@ class Limits:
     group_token_layers: int
     batch_tokens: int
     lattice: Lattice
+    one_group_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingEntry:
+class WaitingEntry(NamedTuple):
     """A request in the queue. `prompt_tokens` counts what must be in the cache before its next token."""
 
     request_id: int
@@ -53,8 +61,7 @@ class WaitingEntry:
     preempted: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class AdmittedEntry:
+class AdmittedEntry(NamedTuple):
     """A request with its blocks reserved and its prompt not yet finished, in no started batch.
 
     `computed_tokens` are in the cache already, by the prefix cache or by an earlier token range.
@@ -68,8 +75,7 @@ class AdmittedEntry:
     slo_class: str
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillProgress:
+class PrefillProgress(NamedTuple):
     """The prefill batch that is between its first and last layer."""
 
     requests: tuple[int, ...]
@@ -82,8 +88,7 @@ class PrefillProgress:
         return sum(end - start for start, end in self.token_ranges)
 
 
-@dataclass(frozen=True, slots=True)
-class ClassLoad:
+class ClassLoad(NamedTuple):
     """The decode rows of one SLO class.
 
     `least_slack_s`: how long the most pressed row may pause before its mean TPOT misses the target, at `now_s`.
@@ -95,8 +100,7 @@ class ClassLoad:
     least_slack_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Victim:
+class Victim(NamedTuple):
     """A request that may be preempted: the cache blocks that frees, and whether its next step needs one more."""
 
     request_id: int
@@ -105,16 +109,14 @@ class Victim:
     decoding: bool
 
 
-@dataclass(frozen=True, slots=True)
-class LaneState:
+class LaneState(NamedTuple):
     """A lane's queue: steps started and not finished (a mixed step counts on both lanes), and the last share."""
 
     queued: int
     sms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(NamedTuple):
     """The state of the engine at `now_s` (seconds of the loop's clock).
 
     `victims` and `returning_blocks` (cache blocks that come back when started steps end) are filled in only while

@@ -4,7 +4,7 @@ Knows nothing about partitions or targets. Each is a pure function of the snapsh
 """
 
 from bulletserve.core.plan import DecodeStep, PrefillGroup
-from bulletserve.core.snapshot import MAX_RANGE_TOKENS, Snapshot
+from bulletserve.core.snapshot import MAX_BATCH_PROMPTS, MAX_BATCH_TOKENS, MAX_RANGE_TOKENS, Snapshot
 
 OVERTAKE_S = 2.0
 """How long smaller requests may pass one that does not fit; after that the queue waits for it."""
@@ -38,10 +38,11 @@ def admissions(snapshot: Snapshot, tokens: int) -> tuple[int, ...]:
 
 
 def prompt_ranges(snapshot: Snapshot, tokens: int) -> tuple[tuple[int, ...], TokenRanges]:
-    """The next ranges of admitted prompts, oldest first, together at most `tokens` tokens."""
+    """The next ranges of admitted prompts, oldest first, together at most `tokens` tokens and no more than may be."""
     requests: list[int] = []
     ranges: list[tuple[int, int]] = []
-    for entry in snapshot.admitted:
+    tokens = min(tokens, MAX_BATCH_TOKENS)
+    for entry in snapshot.admitted[:MAX_BATCH_PROMPTS]:
         if tokens <= 0:
             break
         start = entry.computed_tokens
@@ -60,7 +61,8 @@ def admitted_tokens(snapshot: Snapshot) -> int:
 def next_group(snapshot: Snapshot, tokens: int, sms: int, *, whole: bool = False) -> PrefillGroup | None:
     """The next layer group: of the batch under way, else of a new batch of at most `tokens` tokens.
 
-    A group's layers are chosen so that tokens times layers come near the device's group size; `whole`: all layers.
+    A group's layers are chosen so that tokens times layers come near the device's group size; `whole`, or a batch small
+    enough for it: all layers.
     """
     limits = snapshot.limits
     if snapshot.prefill is not None:
@@ -72,6 +74,7 @@ def next_group(snapshot: Snapshot, tokens: int, sms: int, *, whole: bool = False
         if not requests:
             return None
     size = sum(end - start for start, end in ranges)
+    whole = whole or size <= limits.one_group_tokens
     layers = limits.num_layers if whole else max(1, round(limits.group_token_layers / size))
     end = min(limits.num_layers, first + layers)
     if limits.num_layers - end <= layers // 2:

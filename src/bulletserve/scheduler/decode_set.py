@@ -39,8 +39,12 @@ class DecodeSet:
         self._due: tuple[dict[int, Job], ...] = tuple({} for _ in range(block_size))
         self._full_at: dict[int, dict[int, Job]] = {}
         self._classes: dict[Slo, _SloClass] = {}
+        self._seats: dict[int, int] = {}
+        self._at_seat: list[Job | None] = []
+        self._turn = 0
         self._rows: tuple[int, ...] | None = ()
         self._row_jobs: tuple[Job, ...] = ()
+        self._row_ids: tuple[int, ...] = ()
         self._steps = 0
         self.tokens = 0
 
@@ -64,6 +68,12 @@ class DecodeSet:
         return self._row_jobs
 
     @property
+    def ids(self) -> tuple[int, ...]:
+        """Requests of all rows, in the order of `rows`."""
+        self._refresh()
+        return self._row_ids
+
+    @property
     def due(self) -> Collection[Job]:
         """Rows whose next step begins a block."""
         return self._due[self._steps % self._block_size].values()
@@ -80,12 +90,17 @@ class DecodeSet:
     def join(self, job: Job, now_s: float) -> None:
         """Add a row, not full yet, whose `kv_tokens` is projected."""
         self._jobs[job.id] = job
+        self._seats[job.id] = job.seat
+        self._at_seat += [None] * (job.seat + 1 - len(self._at_seat))
+        self._at_seat[job.seat] = job
         self._rows = None
         job.joined_at = self._steps
         self._due_of(job)[job.id] = job
         self._full_at.setdefault(self._full_step(job), {})[job.id] = job
         slo = job.request.slo
-        slo_class = self._classes.setdefault(slo, _SloClass(slo))
+        slo_class = self._classes.get(slo)
+        if slo_class is None:
+            slo_class = self._classes[slo] = _SloClass(slo)
         slo_class.rows += 1
         slo_class.tokens += job.kv_tokens
         self.tokens += job.kv_tokens
@@ -100,7 +115,8 @@ class DecodeSet:
 
     def leave(self, job: Job) -> None:
         """Take a row out."""
-        del self._jobs[job.id]
+        del self._jobs[job.id], self._seats[job.id]
+        self._at_seat[job.seat] = None
         self._rows = None
         del self._due_of(job)[job.id]
         full_step = self._full_step(job)
@@ -123,10 +139,15 @@ class DecodeSet:
             slo_class.tokens += slo_class.rows
         return tuple(self._full_at.get(self._steps, {}).values())
 
+    def next_in_turn(self, rounds: int) -> list[Job]:
+        """The rows whose turn it is: each row once in so many calls, by its seat, so about as many at every call."""
+        self._turn = (self._turn + 1) % rounds
+        return [job for job in self._at_seat[self._turn :: rounds] if job is not None]
+
     def loads(self, now_s: float) -> tuple[ClassLoad, ...]:
         """One summary per SLO class that has rows."""
         return tuple(
-            ClassLoad(c.slo.name, c.rows, c.tokens, self._least_slack_s(c, now_s)) for c in self._classes.values()
+            [ClassLoad(c.slo.name, c.rows, c.tokens, self._least_slack_s(c, now_s)) for c in self._classes.values()]
         )
 
     def _least_slack_s(self, slo_class: _SloClass, now_s: float) -> float:
@@ -151,4 +172,5 @@ class DecodeSet:
     def _refresh(self) -> None:
         if self._rows is None:
             self._row_jobs = tuple(self._jobs.values())
-            self._rows = tuple([job.seat for job in self._row_jobs])
+            self._row_ids = tuple(self._jobs)
+            self._rows = tuple(self._seats.values())

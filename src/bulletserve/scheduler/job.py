@@ -27,7 +27,7 @@ class Job:
     """The mutable record of one request.
 
     tokens: prompt and what was generated, `most_tokens` in the end. target: tokens that must be in the cache before
-    the next token can be drawn. milestone: the number of tokens from which more than a token is to be told.
+    the next token can be drawn. speaking: its prompt is computed, and so are all known tokens but the last.
     last_step: the last started step that may touch its blocks. kv_tokens: projected tokens in the cache, from its
     prompt's last layer on; while it is a row of the `DecodeSet`, as of the step `joined_at` of that set.
     """
@@ -42,7 +42,6 @@ class Job:
         "joined_at",
         "kv_tokens",
         "last_step",
-        "milestone",
         "most_tokens",
         "phase",
         "prompt_tokens",
@@ -51,6 +50,7 @@ class Job:
         "seated",
         "settled",
         "slack_key_s",
+        "speaking",
         "stop_ids",
         "target",
         "tokens",
@@ -64,7 +64,6 @@ class Job:
         self.hashes = list(request.block_hashes)
         self.prompt_tokens = len(self.tokens)
         self.most_tokens = self.prompt_tokens + request.max_tokens
-        self.milestone = 0
         self.phase = Phase.WAITING
         self.target = self.prompt_tokens
         self.seat = -1
@@ -76,6 +75,7 @@ class Job:
         self.joined_at = 0
         self.last_step = -1
         self.ended = False
+        self.speaking = False
         self.first_token_s: float | None = None
         self.slack_key_s = 0.0
 
@@ -116,7 +116,7 @@ class Job:
         return Seat(
             self.seat,
             request.id,
-            tuple(self.tokens),
+            request.prompt_ids if self.target == self.prompt_tokens else tuple(self.tokens),
             self.cached,
             tuple(blocks),
             request.temperature,
@@ -130,12 +130,13 @@ class Job:
         self.phase = Phase.WAITING
         self.target = len(self.tokens)
         self.seat = -1
+        self.speaking = False
         self.cached = self.computed = self.settled = self.kv_tokens = 0
 
-    def block_names(self, first: int, end: int, block_size: int) -> list[bytes]:
-        """The hashes of its blocks `first:end`, all of whose tokens are known."""
-        while len(self.hashes) < end:
+    def block_names(self, blocks: int, block_size: int) -> list[bytes]:
+        """The hashes of at least its first `blocks` blocks, all of whose tokens are known."""
+        while len(self.hashes) < blocks:
             start = len(self.hashes) * block_size
             parent = self.hashes[-1] if self.hashes else root_hash(self.request.cache_salt)
             self.hashes.append(next_hash(parent, self.tokens[start : start + block_size]))
-        return self.hashes[first:end]
+        return self.hashes

@@ -7,18 +7,31 @@ free: they are given away in least-recently-used order, the ends of sequences be
 Block 0 is never given away: padding rows of a device may write there.
 """
 
-from collections import deque
+from collections import Counter
 from collections.abc import Sequence
 
 from bulletserve.core.errors import EngineError
-from bulletserve.scheduler.lru_blocks import LruBlocks
+from bulletserve.scheduler.prefix_runs import PrefixRuns, Run, path
 
 NULL_BLOCK = 0
-_NO_NAME = b""
+
+
+class _Holding:
+    """An owner's blocks in the order of its tokens. Those of `tip` and above have names, the rest are its own."""
+
+    __slots__ = ("blocks", "tip")
+
+    def __init__(self, blocks: list[int], tip: Run | None) -> None:
+        self.blocks = blocks
+        self.tip = tip
+
+    @property
+    def named(self) -> int:
+        return self.tip.end if self.tip else 0
 
 
 class KvLedger:
-    """Blocks 1..num_blocks-1 with reference counts and, when `caching`, names for full blocks."""
+    """Blocks 1..num_blocks-1 and, when `caching`, names for full blocks."""
 
     def __init__(self, num_blocks: int, block_size: int, caching: bool = True) -> None:
         if num_blocks < 2 or block_size < 1:
@@ -26,12 +39,9 @@ class KvLedger:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.caching = caching
-        self._free: deque[int] = deque(range(1, num_blocks))
-        self._references = [0] * num_blocks
-        self._hash_of = [_NO_NAME] * num_blocks
-        self._block_of: dict[bytes, int] = {}
-        self._cached = LruBlocks(num_blocks)
-        self._held: dict[int, list[int]] = {}
+        self._free = list(range(num_blocks - 1, 0, -1))
+        self._runs = PrefixRuns()
+        self._holdings: dict[int, _Holding] = {}
 
     @property
     def total_blocks(self) -> int:
@@ -41,7 +51,7 @@ class KvLedger:
     @property
     def free_blocks(self) -> int:
         """Blocks that can be given away now, cached ones included."""
-        return len(self._free) + len(self._cached)
+        return len(self._free) + self._runs.idle_blocks
 
     @property
     def used_blocks(self) -> int:
@@ -54,114 +64,86 @@ class KvLedger:
 
     def held(self, owner: int) -> Sequence[int]:
         """The blocks of an owner, in the order of its tokens."""
-        return self._held[owner]
+        return self._holdings[owner].blocks
 
     def holds(self, owner: int) -> bool:
         """Whether the owner holds anything."""
-        return owner in self._held
+        return owner in self._holdings
 
-    def allocate(self, owner: int, blocks: int, hashes: Sequence[bytes]) -> int:
-        """Give `blocks` blocks to a new owner, the first ones from the cache where the hashes are known.
+    def knows(self, names: list[bytes]) -> bool:
+        """Whether a sequence that begins with these names would be found."""
+        return self._runs.match(names)[1] == len(names)
+
+    def allocate(self, owner: int, blocks: int, names: list[bytes]) -> int:
+        """Give `blocks` blocks to a new owner, the first ones from the cache where their names are known.
 
         Returns how many came from the cache. Raises `EngineError` when there are not enough: nothing changes.
         """
-        if owner in self._held:
+        if owner in self._holdings:
             raise EngineError(f"request {owner} holds blocks already")
-        hits = self._match(hashes[:blocks])
-        idle_hits = sum(1 for block in hits if not self._references[block])
-        if blocks - len(hits) > self.free_blocks - idle_hits:
+        runs, hits = self._runs.match(names[:blocks])
+        idle_hits = sum(min(run.end, hits) - run.start for run in runs if not run.holders)
+        if blocks - hits > self.free_blocks - idle_hits:
             raise EngineError(f"{blocks} blocks wanted, {self.free_blocks} free")
-        for block in hits:
-            if not self._references[block]:
-                self._cached.remove(block)
-            self._references[block] += 1
-        self._held[owner] = hits + self._take(blocks - len(hits))
-        return len(hits)
+        runs = self._runs.hold(runs, hits)
+        found = [block for run in runs for block in run.blocks]
+        self._holdings[owner] = _Holding(found + self._take(blocks - hits), runs[-1] if runs else None)
+        return hits
 
     def extend(self, owners: Sequence[int]) -> list[int]:
         """Give one more block to each owner. Raises `EngineError` when there are not enough: nothing changes."""
         if len(owners) > self.free_blocks:
             raise EngineError(f"{len(owners)} blocks wanted, {self.free_blocks} free")
         blocks = self._take(len(owners))
-        held = self._held
+        holdings = self._holdings
         for owner, block in zip(owners, blocks, strict=True):
-            held[owner].append(block)
+            holdings[owner].blocks.append(block)
         return blocks
 
-    def register(self, owner: int, first: int, names: Sequence[bytes]) -> None:
-        """Name an owner's blocks from its `first` on, all of whose tokens are computed.
+    def register(self, owner: int, names: list[bytes], end: int) -> None:
+        """Name an owner's first `end` blocks, all of whose tokens are computed; `names` are at least as many.
 
-        An equal block known already keeps the name.
+        A block whose name another block has stays the owner's own, and so do all that follow it, as long as the other
+        block is known.
         """
-        if not self.caching:
-            return
-        hash_of, block_of = self._hash_of, self._block_of
-        blocks = self._held[owner][first : first + len(names)]
-        for block, name in zip(blocks, names, strict=True):
-            if hash_of[block] is _NO_NAME and name not in block_of:
-                hash_of[block] = name
-                block_of[name] = block
+        holding = self._holdings[owner]
+        first = holding.named
+        if self.caching and first < end:
+            holding.tip = self._runs.name(holding.tip, names[first:end], holding.blocks[first:end])
 
     def release(self, owner: int) -> None:
         """Take back all blocks of an owner; named ones stay cached until they are needed."""
-        references, hash_of, free = self._references, self._hash_of, self._free
-        named: list[int] = []
-        for block in reversed(self._held.pop(owner)):
-            references[block] -= 1
-            if references[block]:
-                continue
-            if hash_of[block] is _NO_NAME:
-                free.append(block)
-            else:
-                named.append(block)
-        self._cached.extend(named)
+        holding = self._holdings.pop(owner)
+        self._free += holding.blocks[holding.named :]
+        self._free += self._runs.let_go(holding.tip)
 
     def forget_prefixes(self) -> None:
         """Drop every name; blocks that nobody holds become plainly free."""
-        for block in self._block_of.values():
-            self._hash_of[block] = _NO_NAME
-        self._block_of.clear()
-        self._free.extend(self._cached)
-        self._cached.clear()
+        self._free += self._runs.forget()
 
     def check_integrity(self) -> None:
         """Raise `EngineError` unless every block is in exactly one place and every count is right."""
-        counts = [0] * self.num_blocks
-        for blocks in self._held.values():
-            for block in blocks:
-                counts[block] += 1
-        if counts != self._references:
-            raise EngineError("reference counts differ from what owners hold")
-        idle = list(self._free) + list(self._cached)
-        if len(set(idle)) != len(idle) or any(counts[block] for block in idle) or NULL_BLOCK in idle:
-            raise EngineError("a free block is held, listed twice or the null block")
-        if len(idle) + sum(1 for count in counts if count) != self.total_blocks:
-            raise EngineError("blocks were lost or made up")
-        named = {block: name for block, name in enumerate(self._hash_of) if name}
-        if named != {block: name for name, block in self._block_of.items()}:
-            raise EngineError("names and blocks disagree")
-        if any(self._hash_of[b] for b in self._free) or any(b not in named for b in self._cached):
-            raise EngineError("a free block has a name or a cached one has none")
-
-    def _match(self, hashes: Sequence[bytes]) -> list[int]:
-        hits: list[int] = []
-        if self.caching:
-            for name in hashes:
-                block = self._block_of.get(name)
-                if block is None:
-                    break
-                hits.append(block)
-        return hits
+        places = list(self._free)
+        holders: Counter[Run] = Counter()
+        for holding in self._holdings.values():
+            places += holding.blocks[holding.named :]
+            for run in path(holding.tip):
+                holders[run] += 1
+                if run.start != (run.above.end if run.above else 0):
+                    raise EngineError("a run does not begin where the one above it ends")
+                if run.blocks != holding.blocks[run.start : run.end]:
+                    raise EngineError("an owner's blocks are not those of its runs")
+        if any(run.holders != count for run, count in holders.items()):
+            raise EngineError("counts of holders differ from what owners hold")
+        places += [block for run in (*holders, *self._runs.idle_runs()) for block in run.blocks]
+        if sorted(places) != list(range(1, self.num_blocks)):
+            raise EngineError("a block is lost, in two places or made up")
 
     def _take(self, count: int) -> list[int]:
-        free, hash_of, references = self._free, self._hash_of, self._references
-        blocks = [free.popleft() for _ in range(min(count, len(free)))]
-        if len(blocks) < count:
-            oldest = self._cached.pop(count - len(blocks))
-            for block in oldest:
-                del self._block_of[hash_of[block]]
-                hash_of[block] = _NO_NAME
-            blocks += oldest
-        for block in blocks:
-            references[block] = 1
-        return blocks
+        free = self._free
+        if count > len(free):
+            free += self._runs.spend(count - len(free))
+        kept = len(free) - count
+        taken = free[kept:]
+        del free[kept:]
+        return taken

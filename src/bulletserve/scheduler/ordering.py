@@ -51,5 +51,5 @@ class Queue:
     def head(self) -> tuple[WaitingEntry, ...]:
         """The first entries, as many as a snapshot shows; the same tuple until the queue changes."""
         if self._shown is None:
-            self._shown = tuple(self._entries[request_id] for _, request_id in self._keys[:WAITING_SHOWN])
+            self._shown = tuple([self._entries[request_id] for _, request_id in self._keys[:WAITING_SHOWN]])
         return self._shown

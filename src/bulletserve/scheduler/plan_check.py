@@ -5,11 +5,14 @@ out whatever happens meanwhile, and a third party's policy cannot harm a running
 """
 
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from bulletserve.core.errors import PlanError
 from bulletserve.core.plan import DecodeStep, Lane, MixedStep, Plan, PrefillGroup, Start, lanes_of
 from bulletserve.core.snapshot import (
     LANE_DEPTH,
+    MAX_BATCH_PROMPTS,
+    MAX_BATCH_TOKENS,
     MAX_RANGE_TOKENS,
     AdmittedEntry,
     Snapshot,
@@ -17,12 +20,12 @@ from bulletserve.core.snapshot import (
     WaitingEntry,
 )
 
-_Entry = WaitingEntry | AdmittedEntry | Victim
+_Entry = TypeVar("_Entry", WaitingEntry, AdmittedEntry, Victim)
 
 
 def plan_check(snapshot: Snapshot, plan: Plan) -> None:
     """Raise `PlanError` naming the broken rule unless the plan may be carried out."""
-    _check_choices(snapshot, plan)
+    admitted = _check_choices(snapshot, plan)
     seen: set[Lane] = set()
     for start in plan.starts:
         for lane in lanes_of(start):
@@ -33,9 +36,9 @@ def plan_check(snapshot: Snapshot, plan: Plan) -> None:
             _check_group(snapshot, start, plan.preempt)
         elif isinstance(start, MixedStep):
             _check_mixed(snapshot, start, plan.preempt)
-        if isinstance(start, DecodeStep | MixedStep):
+        if not isinstance(start, PrefillGroup):
             _check_rows(snapshot, start, plan)
-    _check_blocks(snapshot, plan)
+    _check_blocks(snapshot, plan, admitted)
 
 
 def _require(holds: bool, rule: str, *values: object) -> None:
@@ -43,22 +46,32 @@ def _require(holds: bool, rule: str, *values: object) -> None:
         raise PlanError(rule.format(*values))
 
 
-def _require_known(ids: Sequence[int], entries: Iterable[_Entry], what: str) -> None:
+def _chosen(ids: Sequence[int], entries: Iterable[_Entry], what: str) -> list[_Entry]:
+    """The entries that `ids` name; looks no further than the last of them, because the first are chosen most."""
     if not ids:
-        return
-    known = {entry.request_id for entry in entries}
-    _require(len(set(ids)) == len(ids), "{}: a request is named twice", what)
-    for request_id in ids:
-        _require(request_id in known, "{}: request {} cannot be chosen", what, request_id)
+        return []
+    missing = set(ids)
+    _require(len(missing) == len(ids), "{}: a request is named twice", what)
+    chosen: list[_Entry] = []
+    for entry in entries:
+        if not missing:
+            break
+        if entry.request_id in missing:
+            missing.remove(entry.request_id)
+            chosen.append(entry)
+    _require(not missing, "{}: request {} cannot be chosen", what, *missing)
+    return chosen
 
 
-def _check_choices(snapshot: Snapshot, plan: Plan) -> None:
-    refused = tuple(refusal.request_id for refusal in plan.refuse)
-    _require_known(plan.admit, snapshot.waiting, "admit")
-    _require_known(refused, snapshot.waiting, "refuse")
-    _require(not set(plan.admit) & set(refused), "a request is both admitted and refused")
-    _require_known(plan.preempt, snapshot.victims, "preempt")
-    _require(len(plan.admit) <= snapshot.free_seats, "more requests admitted than seats are free")
+def _check_choices(snapshot: Snapshot, plan: Plan) -> list[WaitingEntry]:
+    """The entries of the requests to admit."""
+    refused = [refusal.request_id for refusal in plan.refuse]
+    admitted = _chosen(plan.admit, snapshot.waiting, "admit")
+    _chosen(refused, snapshot.waiting, "refuse")
+    _require(not refused or set(refused).isdisjoint(plan.admit), "a request is both admitted and refused")
+    _chosen(plan.preempt, snapshot.victims, "preempt")
+    _require(len(admitted) <= snapshot.free_seats, "more requests admitted than seats are free")
+    return admitted
 
 
 def _check_lane(snapshot: Snapshot, start: Start) -> None:
@@ -101,15 +114,21 @@ def _check_ranges(
     ranges: tuple[tuple[int, int], ...],
     preempted: Sequence[int],
 ) -> None:
-    admitted = {entry.request_id: entry for entry in snapshot.admitted if entry.request_id not in preempted}
     _require(bool(requests), "a prefill batch without requests")
     _require(len(requests) == len(ranges), "every request of a batch needs one token range")
-    _require_known(requests, admitted.values(), "prefill")
+    _require(len(requests) <= MAX_BATCH_PROMPTS, "a step holds at most {} prompts", MAX_BATCH_PROMPTS)
+    tokens = sum(end - start for start, end in ranges)
+    _require(tokens <= MAX_BATCH_TOKENS, "a step holds at most {} prompt tokens", MAX_BATCH_TOKENS)
+    there = (entry for entry in snapshot.admitted if entry.request_id not in preempted)
+    admitted = {entry.request_id: entry for entry in _chosen(requests, there, "prefill")}
     for request_id, (start, end) in zip(requests, ranges, strict=True):
         entry = admitted[request_id]
-        _require(start == entry.computed_tokens, "request {} goes on at {}", request_id, entry.computed_tokens)
-        _require(start < end <= entry.prompt_tokens, "request {} has no tokens {} to {}", request_id, start, end)
-        _require(end - start <= MAX_RANGE_TOKENS, "a token range holds at most {} tokens", MAX_RANGE_TOKENS)
+        if start != entry.computed_tokens:
+            raise PlanError(f"request {request_id} goes on at {entry.computed_tokens}")
+        if not start < end <= entry.prompt_tokens:
+            raise PlanError(f"request {request_id} has no tokens {start} to {end}")
+        if end - start > MAX_RANGE_TOKENS:
+            raise PlanError(f"a token range holds at most {MAX_RANGE_TOKENS} tokens")
 
 
 def _check_rows(snapshot: Snapshot, start: DecodeStep | MixedStep, plan: Plan) -> None:
@@ -121,10 +140,10 @@ def _check_rows(snapshot: Snapshot, start: DecodeStep | MixedStep, plan: Plan) -
         _require(bool(start.requests) or snapshot.decode_rows > gone, "a mixed step without any work")
 
 
-def _check_blocks(snapshot: Snapshot, plan: Plan) -> None:
+def _check_blocks(snapshot: Snapshot, plan: Plan, admitted: list[WaitingEntry]) -> None:
     """Blocks of a victim come back later: they help no start of the same plan, but its own need falls away."""
-    wanted = sum(entry.prompt_blocks for entry in snapshot.waiting if entry.request_id in plan.admit)
-    if any(isinstance(start, DecodeStep | MixedStep) for start in plan.starts):
+    wanted = sum([entry.prompt_blocks for entry in admitted])
+    if any(not isinstance(start, PrefillGroup) for start in plan.starts):
         spared = sum(v.needs_block for v in snapshot.victims if v.request_id in plan.preempt)
         wanted += snapshot.decode_blocks_needed - spared
     _require(wanted <= snapshot.free_blocks, "{} blocks wanted, {} free", wanted, snapshot.free_blocks)

@@ -7,7 +7,6 @@ blocks are freed only when that step has run too.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from heapq import nlargest
 
 from bulletserve.core.events import Aborted, Arrived, CacheReset, Event, Output, Status, StepDone, Stop
@@ -21,22 +20,11 @@ from bulletserve.scheduler.kv_ledger import KvLedger
 from bulletserve.scheduler.ordering import Ordering, Queue, fcfs
 from bulletserve.scheduler.outbox import Outbox
 from bulletserve.scheduler.prompt_set import PromptSet, TokenRanges
+from bulletserve.scheduler.started_step import StartedStep
 from bulletserve.telemetry.lanes import LaneTimes
 
-NAMING_TOKENS = 64
-"""A row names the blocks it has filled every so many tokens, each seat at its own moment, and when it ends."""
-
-
-@dataclass(slots=True)
-class _Step:
-    """A started step: whose prompts it computes, whose tokens it brings, who vacates when it ends."""
-
-    started_s: float
-    launch: Launch = field(init=False)
-    batch: tuple[Job, ...] = ()
-    drawn: tuple[Job, ...] = ()
-    settles: tuple[tuple[Job, int], ...] = ()
-    leaving: list[Job] = field(default_factory=list)
+NAMING_STEPS = 64
+"""A row names the blocks it has filled every so many steps, each seat in its turn, and when it ends."""
 
 
 class State:
@@ -56,7 +44,7 @@ class State:
         self._prompts = PromptSet()
         self._decoding = DecodeSet(limits.block_size)
         self._seats = list(range(limits.max_seqs - 1, -1, -1))
-        self._steps: dict[int, _Step] = {}
+        self._steps: dict[int, StartedStep] = {}
         self._next_step = 0
         self._last_rows_step = -1
         self._lane_queued = dict.fromkeys(Lane, 0)
@@ -118,59 +106,56 @@ class State:
         else:
             for job, tokens in step.settles:
                 self._settle(job, tokens)
-            self._take_tokens(step.drawn, done.tokens, now_s)
+            self._take_tokens(step, done.tokens, now_s)
         for job in step.leaving:
             self._vacate(job)
         if not (self._decoding or any(step.launch.rows for step in self._steps.values())):
             self.lanes.pause()
 
-    def _step_failed(self, step: _Step, done: StepDone) -> None:
+    def _step_failed(self, step: StartedStep, done: StepDone) -> None:
         """End every request of the step, also those whose next layers have been started already."""
         if done.fatal:
             self.fault = done.error
         for job in (*step.batch, *step.drawn):
             self._end(job, FinishReason.ERROR, message=done.error)
 
-    def _take_tokens(self, jobs: Sequence[Job], tokens: Sequence[int], now_s: float) -> None:
-        """One pass over the rows of a step; whatever is not plain goes to `_milestone`."""
-        tell_id, tell_token = self._outbox.ids.append, self._outbox.tokens.append
-        for job, token in zip(jobs, tokens, strict=True):
-            known = job.tokens
-            if len(known) + 1 >= job.milestone or token in job.stop_ids:
-                self._milestone(job, token, now_s)
-            else:
-                known.append(token)
-                tell_id(job.id)
-                tell_token(token)
+    def _take_tokens(self, step: StartedStep, tokens: Sequence[int], now_s: float) -> None:
+        """One pass over the rows of a step, then those for whom it was more than one more token."""
+        stopped: list[tuple[Job, int]] = []
+        for job, token in zip(step.drawn, tokens, strict=True):
+            job.tokens.append(token)
+            if token in job.stop_ids:
+                stopped.append((job, token))
+        self._outbox.tell(step.drawn_ids, tokens, step.void)
+        for job in step.firsts:
+            self._speak(job, now_s)
+        for job, token in stopped:
+            self._settle(job, len(job.tokens) - 1)
+            self._end(job, FinishReason.STOP, stop_id=token)
+        for job in step.lasts:
+            self._settle(job, len(job.tokens) - 1)
+            self._end(job, FinishReason.LENGTH)
+        for job in step.firsts:
+            if job.phase is Phase.PREFILLING:
+                self._prompts.drawn(job)
+                self._decoding.join(job, now_s)
+        for job in self._decoding.next_in_turn(NAMING_STEPS) if step.launch.rows else ():
+            if job.speaking:
+                self._settle(job, len(job.tokens) - 1)
 
-    def _milestone(self, job: Job, token: int, now_s: float) -> None:
-        """A first, last or void token, one for a request that was preempted, or one at which full blocks are named."""
-        if job.ended:
-            return
-        job.tokens.append(token)
-        self._outbox.ids.append(job.id)
-        self._outbox.tokens.append(token)
-        known = len(job.tokens)
-        if job.first_token_s is None:
+    def _speak(self, job: Job, now_s: float) -> None:
+        """A prompt is computed, and the token after it is known."""
+        job.speaking = True
+        if job.first_token_s is None and not job.ended:
             job.first_token_s = now_s
             self._outbox.firsts.append((job.id, min(job.cached, job.prompt_tokens)))
-        self._settle(job, known - 1)
-        if token in job.stop_ids:
-            self._end(job, FinishReason.STOP, stop_id=token)
-        elif known >= job.most_tokens:
-            self._end(job, FinishReason.LENGTH)
-        elif job.phase is Phase.PREFILLING:
-            self._prompts.drawn(job)
-            self._decoding.join(job, now_s)
-        if job.phase is Phase.DECODING:
-            job.milestone = min(job.most_tokens, known + NAMING_TOKENS - (known + job.seat) % NAMING_TOKENS)
 
     def _settle(self, job: Job, tokens: int) -> None:
         """The first `tokens` tokens of a job are in the cache for certain: name the blocks they fill."""
         block_size = self.limits.block_size
-        first, end = job.settled // block_size, tokens // block_size
-        if end > first and self.ledger.caching and not job.ended:
-            self.ledger.register(job.id, first, job.block_names(first, end, block_size))
+        end = tokens // block_size
+        if end > job.settled // block_size and self.ledger.caching and not job.ended:
+            self.ledger.register(job.id, job.block_names(end, block_size), end)
             job.settled = tokens
 
     # --- ends -----------------------------------------------------------------------------------------------
@@ -188,6 +173,9 @@ class State:
             self._outbox.finished.append(Finished(job.id, reason, stop_id, message, retry_after_s))
             del self._jobs[job.id]
             self._withdraw(job)
+            if job.last_step in self._steps:
+                for step in self._steps.values():
+                    step.void.add(job.id)
 
     def _withdraw(self, job: Job) -> None:
         """Take a job out of all that is planned from; it vacates once no started step can touch its blocks."""
@@ -202,7 +190,6 @@ class State:
             case Phase.DECODING if job in self._decoding:
                 self._leave_rows(job)
         job.phase = Phase.LEAVING
-        job.milestone = 0
         if job not in self._prompts.batch:
             self._let_go(job)
         elif all(member.ended for member in self._prompts.batch):
@@ -221,6 +208,8 @@ class State:
             step.leaving.append(job)
 
     def _vacate(self, job: Job) -> None:
+        if job.speaking:
+            self._settle(job, len(job.tokens) - 1)
         self.ledger.release(job.id)
         self._seats.append(job.seat)
         job.leave_seat()
@@ -237,10 +226,7 @@ class State:
             self._end(job, FinishReason.REFUSED, message=refusal.reason, retry_after_s=retry_s)
         for request_id in plan.preempt:
             self.preemptions += 1
-            job = self._jobs[request_id]
-            if job.milestone:
-                self._settle(job, len(job.tokens) - 1)
-            self._withdraw(job)
+            self._withdraw(self._jobs[request_id])
         for request_id in plan.admit:
             self._admit(self._jobs[request_id])
         for step in plan.starts:
@@ -251,7 +237,8 @@ class State:
         self._queue.remove(job.id)
         names: list[bytes] = []
         if self.ledger.caching:
-            names = job.block_names(0, (job.target - 1) // block_size, block_size)
+            findable = (job.target - 1) // block_size
+            names = job.block_names(findable, block_size)[:findable]
             self.queried_tokens += job.target
         hits = self.ledger.allocate(job.id, self.ledger.blocks_for(job.target), names)
         self.hit_tokens += hits * block_size
@@ -260,15 +247,15 @@ class State:
 
     def _launch(self, start: Start, now_s: float) -> Launch:
         """Project the step: rows first, because requests whose prompt ends here join the step after it."""
-        step = _Step(started_s=now_s)
+        step = StartedStep(now_s)
         seats: tuple[Seat, ...] = ()
         parts: tuple[PromptPart, ...] = ()
         blocks: list[tuple[int, int]] = []
         rows: tuple[int, ...] = ()
-        if isinstance(start, DecodeStep | MixedStep) and self._decoding:
+        if not isinstance(start, PrefillGroup) and self._decoding:
             rows = self._decoding.rows
             blocks = self._project_rows(step)
-        if isinstance(start, PrefillGroup | MixedStep):
+        if not isinstance(start, DecodeStep):
             layers = (0, self.limits.num_layers) if isinstance(start, MixedStep) else start.layer_range
             if layers[0] == 0:
                 seats = self._open_batch(start.requests)
@@ -276,8 +263,10 @@ class State:
             for job in step.batch:
                 job.last_step = self._next_step
             parts = tuple(
-                PromptPart(job.seat, first, end, end == job.target)
-                for job, (first, end) in zip(step.batch, start.token_ranges, strict=True)
+                [
+                    PromptPart(job.seat, first, end, end == job.target)
+                    for job, (first, end) in zip(step.batch, start.token_ranges, strict=True)
+                ]
             )
             if layers[1] == self.limits.num_layers:
                 self._close_batch(step, start.token_ranges, now_s, join=isinstance(start, MixedStep))
@@ -291,13 +280,14 @@ class State:
             self._lane_sms[lane] = start.sms
         return step.launch
 
-    def _project_rows(self, step: _Step) -> list[tuple[int, int]]:
-        step.drawn = self._decoding.jobs
+    def _project_rows(self, step: StartedStep) -> list[tuple[int, int]]:
+        step.drawn, step.drawn_ids = self._decoding.jobs, self._decoding.ids
         due = self._decoding.due
         blocks = self.ledger.extend([job.id for job in due])
         appended = [(job.seat, block) for job, block in zip(due, blocks, strict=True)]
         self._last_rows_step = self._next_step
-        for job in self._decoding.step():
+        step.lasts.extend(self._decoding.step())
+        for job in step.lasts:
             self._leave_rows(job)
         return appended
 
@@ -310,14 +300,19 @@ class State:
                 seats.append(job.seat_card(self.ledger.held(job.id)))
         return tuple(seats)
 
-    def _close_batch(self, step: _Step, ranges: TokenRanges, now_s: float, *, join: bool) -> None:
+    def _close_batch(self, step: StartedStep, ranges: TokenRanges, now_s: float, *, join: bool) -> None:
         """The batch's last layer is started; `join`: finished prompts decode from the next step on."""
         step.settles = tuple((job, end) for job, (_, end) in zip(step.batch, ranges, strict=True))
         finished, ended = self._prompts.close(ranges)
+        step.firsts = tuple(finished)
         step.drawn = (*finished, *step.drawn)
+        step.drawn_ids = (*[job.id for job in finished], *step.drawn_ids)
         step.leaving.extend(ended)
+        step.void.update([job.id for job in ended])
         for job in finished:
-            if join and not job.ended and not job.is_full:
+            if job.is_full:
+                step.lasts.append(job)
+            elif join and not job.ended:
                 self._prompts.drawn(job)
                 self._decoding.join(job, now_s)
 
