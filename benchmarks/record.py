@@ -13,17 +13,30 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results"
-_PACKAGES = ("bulletserve", "torch", "transformers", "numpy")
+COMMIT_VARIABLE = "BENCHMARK_COMMIT"
+"""Names the commit where the files were copied without their repository."""
+
+_PACKAGES = (
+    "bulletserve",
+    "torch",
+    "transformers",
+    "numpy",
+    "triton",
+    "flashinfer-python",
+    "flashinfer-cubin",
+    "cuda-bindings",
+)
 
 
 def record(name: str, metrics: Mapping[str, float], *, folder: Path = RESULTS) -> Path:
     """Writes `folder`/`name`.json, replacing an older one, and returns its path."""
     document = {
         "name": name,
-        "command": shlex.join(["python", *sys.argv]),
+        "command": command(),
         "hardware": hardware(),
         "versions": versions(),
         "commit": commit(),
@@ -36,6 +49,13 @@ def record(name: str, metrics: Mapping[str, float], *, folder: Path = RESULTS) -
     return path
 
 
+def command() -> str:
+    """How this process was started."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    script = sys.argv[:1] if spec is None else ["-m", spec.name]
+    return shlex.join(["python", *script, *sys.argv[1:]])
+
+
 def hardware() -> dict[str, str | int]:
     """The CPU, its cores, the load on it now and, where there is one, the GPU."""
     found: dict[str, str | int] = {
@@ -43,14 +63,29 @@ def hardware() -> dict[str, str | int]:
         "cores": os.cpu_count() or 0,
         "load_average_1min": f"{os.getloadavg()[0]:.2f}",
     }
+    return found | _gpu()
+
+
+@cache
+def _gpu() -> dict[str, str | int]:
     import torch
 
-    if torch.cuda.is_available():
-        found["gpu"] = torch.cuda.get_device_name()
-        found["gpus"] = torch.cuda.device_count()
-    return found
+    if not torch.cuda.is_available():
+        return {}
+    from bulletserve.commands.gpu_report import driver_version
+
+    card = torch.cuda.get_device_properties(0)
+    return {
+        "gpu": card.name,
+        "gpus": torch.cuda.device_count(),
+        "gpu_sms": card.multi_processor_count,
+        "gpu_memory_gib": round(card.total_memory / 2**30),
+        "gpu_driver": driver_version() or "unknown",
+        "cuda": torch.version.cuda or "unknown",
+    }
 
 
+@cache
 def versions() -> dict[str, str]:
     """Python's and those of the packages that decide speed, where installed."""
     found = {"python": platform.python_version()}
@@ -62,8 +97,12 @@ def versions() -> dict[str, str]:
     return found
 
 
+@cache
 def commit() -> str:
-    """The commit that is checked out, with `-dirty` if the tree differs from it; `unknown` outside of git."""
+    """The commit that is checked out, with `-dirty` if the tree differs from it.
+
+    Outside of git what `COMMIT_VARIABLE` says, else `unknown`.
+    """
     try:
         done = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
@@ -73,7 +112,7 @@ def commit() -> str:
             check=True,
         )
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+        return os.environ.get(COMMIT_VARIABLE, "unknown")
     return done.stdout.strip()
 
 

@@ -9,22 +9,12 @@ from dataclasses import dataclass, field
 
 from bulletserve.core.config import EngineConfig
 from bulletserve.core.engine_info import EngineInfo
-from bulletserve.core.ports import Clock, Outlet
+from bulletserve.core.ports import Clock, Outlet, Poster
 from bulletserve.core.snapshot import Limits
-from bulletserve.engine.executor import CpuExecutor
-from bulletserve.engine.load import (
-    CPU_KV_BYTES,
-    CPU_KV_SHARE,
-    available_bytes,
-    choose_device,
-    choose_dtype,
-    load_cpu_executor,
-    size_cache,
-)
+from bulletserve.engine.load import choose_device, load_cpu_engine
+from bulletserve.engine.loaded import DeviceExecutor, LoadedEngine
 from bulletserve.formats.checkpoint import open_checkpoint
 from bulletserve.formats.description import Checkpoint
-from bulletserve.models.decoder import Decoder
-from bulletserve.models.weights import load_state
 from bulletserve.resources.cpu_threads import use_threads
 from bulletserve.scheduler.inbox import MonotonicClock, QueueInbox
 from bulletserve.scheduler.kv_ledger import KvLedger
@@ -35,10 +25,6 @@ from bulletserve.scheduler.state import State
 
 _log = logging.getLogger(__name__)
 
-CPU_GROUP_TOKEN_LAYERS = 512
-CPU_BATCH_TOKENS = 256
-"""On a CPU a prefill of 256 tokens already reads each weight rarely enough; a layer of it takes about 15 ms."""
-
 
 @dataclass
 class Engine:
@@ -48,7 +34,7 @@ class Engine:
     checkpoint: Checkpoint
     info: EngineInfo
     limits: Limits
-    executor: CpuExecutor
+    executor: DeviceExecutor
     policy: Policy
     inbox: QueueInbox
     clock: Clock = field(default_factory=MonotonicClock)
@@ -72,16 +58,10 @@ def build_engine(config: EngineConfig, inbox: QueueInbox | None = None) -> Engin
     policy = make_policy(config.policy)
     use_threads(1)  # before any operation: the wide lane's OpenMP team must be the only one of the process
     device = choose_device(config.device)
-    dtype = choose_dtype(config.dtype)
     checkpoint = open_checkpoint(config.model, config.load_format)
-    available = available_bytes()
-    kv_bytes = int(min(CPU_KV_BYTES, CPU_KV_SHARE * available))
-    size = size_cache(config, checkpoint.shape, dtype, kv_bytes, available)
-    state = load_state(checkpoint, dtype, device, config.seed)
-    model = Decoder(checkpoint.shape, state, dtype, consume=True)
     inbox = inbox or QueueInbox()
-    executor = load_cpu_executor(model, size, config.block_size, inbox)
-    cores = executor.lattice.total_sms
+    loaded = _load(device, config, checkpoint, inbox)
+    size = loaded.size
     info = EngineInfo(
         model_name=checkpoint.name,
         vocab_size=checkpoint.shape.vocab_size,
@@ -90,18 +70,28 @@ def build_engine(config: EngineConfig, inbox: QueueInbox | None = None) -> Engin
         total_blocks=size.total_blocks,
         max_seqs=size.max_seqs,
         policy=config.policy,
-        device=f"CPU, {cores} core{'s' if cores > 1 else ''}",
-        dtype=str(dtype).removeprefix("torch."),
+        device=loaded.device,
+        dtype=loaded.dtype,
         prefix_caching=config.enable_prefix_caching,
+        notes=loaded.notes,
     )
     limits = Limits(
         num_layers=checkpoint.shape.num_layers,
         block_size=config.block_size,
         total_blocks=size.total_blocks,
         max_seqs=size.max_seqs,
-        group_token_layers=CPU_GROUP_TOKEN_LAYERS,
-        batch_tokens=CPU_BATCH_TOKENS,
-        lattice=executor.lattice,
+        group_token_layers=loaded.group_token_layers,
+        batch_tokens=loaded.batch_tokens,
+        lattice=loaded.executor.lattice,
+        one_group_tokens=loaded.graph_tokens,
     )
     _log.debug("%s", info.describe())
-    return Engine(config, checkpoint, info, limits, executor, policy, inbox)
+    return Engine(config, checkpoint, info, limits, loaded.executor, policy, inbox)
+
+
+def _load(device: str, config: EngineConfig, checkpoint: Checkpoint, poster: Poster) -> LoadedEngine:
+    if device == "cpu":
+        return load_cpu_engine(config, checkpoint, poster)
+    from bulletserve.engine.cuda.load import load_cuda_engine  # needs Triton, which a CPU does not
+
+    return load_cuda_engine(config, checkpoint, poster)

@@ -16,9 +16,10 @@ from bulletserve.core.prefix import block_hashes
 from bulletserve.core.request import Request
 from bulletserve.core.shapes import ModelShape
 from bulletserve.core.snapshot import Limits
+from bulletserve.engine.cache_size import CacheSize
 from bulletserve.engine.executor import CpuExecutor
 from bulletserve.engine.kv_cache import KvCache
-from bulletserve.engine.load import CacheSize, load_cpu_executor
+from bulletserve.engine.load import load_cpu_executor
 from bulletserve.kernels.sampling import SamplingRows, sample
 from bulletserve.models.context import PrefillSegment, StepContext
 from bulletserve.models.decoder import Decoder

@@ -20,7 +20,7 @@ from bulletserve.transport.engine_end import EngineEnd
 from bulletserve.transport.front_end import FrontEnd
 from bulletserve.transport.messages import Abort, BadMessage, Fatal, Submit, ToFront, to_engine_codec, to_front_codec
 
-INFO = EngineInfo("m", 100, 64, 16, 10, 4, "bullet", "cpu", "float32", True)
+INFO = EngineInfo("m", 100, 64, 16, 10, 4, "bullet", "cpu", "float32", True, ("GPU memory", "  left"))
 REQUEST = Request(
     id=7,
     prompt_ids=list(range(40)),

@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         prompts = _prompts(options, engine)
         console = Console()
-        console.print(engine.info.describe())
+        console.print(engine.info.describe(), *engine.info.notes, sep="\n")
         with console.status("") as status:
             results = compare(engine, options.policies, prompts, options.rounds, status.update)
     finally:

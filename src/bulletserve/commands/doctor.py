@@ -1,6 +1,6 @@
-"""`bullet doctor`: what this machine offers, and what is missing for the GPU path, in words.
+"""`bullet doctor`: what this machine offers, and what is missing, in words. The GPU half is `gpu_report`.
 
-Every check is lazy: a package that is not there is a line of the report, never a failure.
+Every check is lazy: a package that is not there is a line of the report, never a failure; the exit status is 0.
 """
 
 import argparse
@@ -9,19 +9,14 @@ import platform
 import sys
 from collections.abc import Iterator
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 
 from rich.console import Console
 from rich.table import Table
 
+from bulletserve.commands.gpu_report import gpu_report, installed
 from bulletserve.version import __version__
 
 PACKAGES = ("torch", "numpy", "tokenizers", "fastapi", "uvicorn", "msgspec", "pyzmq", "transformers", "openai")
-GPU_PACKAGES = {
-    "triton": "our own matmul kernels",
-    "flashinfer-python": "paged attention",
-    "cuda-bindings": "green contexts, the mechanism of SM partitions",
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,8 +33,8 @@ def run(options: argparse.Namespace) -> int:
         table.add_row(what, here)
     console.print(table)
     console.print("\n[bold]GPU path[/bold]")
-    for line in _gpu_path():
-        console.print(f"- {line}", soft_wrap=True)
+    for line in gpu_report():
+        console.print(f"- {line}", soft_wrap=True, markup=False, highlight=False)
     return 0
 
 
@@ -66,7 +61,7 @@ def _cpu_path() -> Iterator[tuple[str, str]]:
 
 def _packages() -> Iterator[tuple[str, str]]:
     for name in PACKAGES:
-        yield name, _version(name) or "not installed"
+        yield name, installed(name) or "not installed"
 
 
 def _model() -> Iterator[tuple[str, str]]:
@@ -77,48 +72,3 @@ def _model() -> Iterator[tuple[str, str]]:
         yield "packaged model", open_checkpoint(None).name
     except BulletError as error:
         yield "packaged model", str(error)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def _gpu_path() -> Iterator[str]:
-    """One line per finding, each with what to do about it."""
-    try:
-        import torch
-    except ImportError:
-        yield "torch is not installed: pip install bulletserve"
-        return
-    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
-    yield f"torch {torch.__version__} is built for: {build}"
-    if not torch.version.cuda:
-        yield (
-            "to replace it on a machine with an NVIDIA GPU: pip install --force-reinstall --index-url "
-            "https://download.pytorch.org/whl/cu130 torch"
-        )
-    if not torch.cuda.is_available():
-        yield "no NVIDIA GPU that torch can use"
-    for index in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(index)
-        yield f"GPU {index}: {properties.name}, {properties.multi_processor_count} SMs"
-    yield _green_contexts()
-    for package, purpose in GPU_PACKAGES.items():
-        found = _version(package)
-        yield f"{package} {found}" if found else f"{package} is not installed ({purpose})"
-    yield "this version of bullet serves on the CPU; --device cuda is refused until the GPU engine is part of it"
-
-
-def _green_contexts() -> str:
-    try:
-        driver = import_module("cuda.bindings.driver")
-        status, number = driver.cuDriverGetVersion()
-    except Exception as error:  # several types, by version and by what is missing
-        return f"green contexts: no CUDA driver to ask ({type(error).__name__})"
-    if int(status) != 0:
-        return f"green contexts: the driver does not answer ({status.name})"
-    ready = "supported" if number >= 12040 else "not supported, a driver for CUDA 12.4 or newer is needed"
-    return f"green contexts: {ready} (driver for CUDA {number // 1000}.{number % 1000 // 10})"

@@ -5,7 +5,14 @@ Knows nothing about what is done with the config.
 
 import argparse
 
-from bulletserve.core.config import DEVICES, DTYPES, EngineConfig
+from bulletserve.core.config import (
+    DEVICES,
+    DTYPES,
+    GPU_MEMORY_UTILIZATION,
+    MOST_DECODE_SHARES,
+    EngineConfig,
+    gpu_only,
+)
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,12 +31,27 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--max-num-seqs", type=int, metavar="N", help="most requests running at once")
     group.add_argument("--block-size", type=int, default=16, metavar="TOKENS", help="tokens of a cache block")
     group.add_argument("--num-gpu-blocks-override", type=int, metavar="N", help="cache blocks, on any device")
+    group.add_argument(
+        "--gpu-memory-utilization",
+        type=float,
+        metavar="SHARE",
+        help=f"share of a GPU's memory that the whole engine may take ({GPU_MEMORY_UTILIZATION})",
+    )
+    group.add_argument(
+        "--decode-shares",
+        type=_numbers,
+        metavar="SMS,...",
+        help=f"advanced: the SMs of decode in each partition of a GPU, at most {MOST_DECODE_SHARES}; chosen by default",
+    )
     group.add_argument("--no-enable-prefix-caching", action="store_true", help="do not reuse equal prefixes")
     group.add_argument("--seed", type=int, default=0, help="seed of dummy weights")
 
 
 def engine_config(options: argparse.Namespace, policy: str) -> EngineConfig:
     """The config that the flags ask for. Raises `ConfigError`."""
+    share = options.gpu_memory_utilization
+    if share is not None and options.device == "cpu":  # even if it is the default
+        raise gpu_only("--gpu-memory-utilization")
     return EngineConfig(
         model=options.model,
         load_format=options.load_format,
@@ -40,8 +62,17 @@ def engine_config(options: argparse.Namespace, policy: str) -> EngineConfig:
         max_num_seqs=options.max_num_seqs,
         block_size=options.block_size,
         num_gpu_blocks_override=options.num_gpu_blocks_override,
+        gpu_memory_utilization=GPU_MEMORY_UTILIZATION if share is None else share,
+        decode_shares=options.decode_shares,
         enable_prefix_caching=not options.no_enable_prefix_caching,
         seed=options.seed,
         ttft_slo_ms=getattr(options, "ttft_slo_ms", None),
         tpot_slo_ms=getattr(options, "tpot_slo_ms", None),
     )
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(word) for word in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers such as 16,32,64") from None

@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
         server = HttpServer(engine.front_end, info, codec, settings, checkpoint.generation_defaults, listener)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: engine.end(server))
-        print(f"{info.describe()}, policy {info.policy}", flush=True)
+        print(f"{info.describe()}, policy {info.policy}", *info.notes, sep="\n", flush=True)
         host = f"[{options.host}]" if ":" in options.host else options.host
         print(f"ready: http://{host}:{server.port}/v1, model {settings.served_names[0]}", flush=True)
         engine.watch(server)

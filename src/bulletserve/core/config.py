@@ -12,10 +12,20 @@ from bulletserve.core.slo import Slo
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 DEVICES = ("auto", "cpu", "cuda")
 
+GPU_MEMORY_UTILIZATION = 0.9
+"""Share of a card's memory that an engine takes unless told otherwise."""
+
+MOST_DECODE_SHARES = 6
+"""Every share costs a set of CUDA graphs, captured before the engine is ready."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Options of one engine, named as the flags of `bullet serve`. Raises `ConfigError` for a value out of range."""
+    """Options of one engine, named as the flags of `bullet serve`. Raises `ConfigError` for a value out of range.
+
+    `gpu_memory_utilization`: the share of the card's memory that the whole engine may take. `decode_shares`: the SMs
+    that decode gets in each partition.
+    """
 
     model: str | None = None
     load_format: str = "auto"
@@ -26,6 +36,8 @@ class EngineConfig:
     max_num_seqs: int | None = None
     block_size: int = 16
     num_gpu_blocks_override: int | None = None
+    gpu_memory_utilization: float = GPU_MEMORY_UTILIZATION
+    decode_shares: tuple[int, ...] | None = None
     enable_prefix_caching: bool = True
     seed: int = 0
     ttft_slo_ms: float | None = None
@@ -39,6 +51,7 @@ class EngineConfig:
         _between("--block-size", self.block_size, 1, 1024)
         _between("--num-gpu-blocks-override", self.num_gpu_blocks_override, 1, 2**31)
         _between("--seed", self.seed, 0, 2**63 - 1)
+        self._check_gpu_options()
         for name in ("model", "policy"):
             value = getattr(self, name)
             if not isinstance(value, str) and not (name == "model" and value is None):
@@ -47,10 +60,36 @@ class EngineConfig:
             if value is not None and not 0 < value < 1e9:
                 raise ConfigError(f"{flag} must be a number of milliseconds above 0, not {value}")
 
+    def _check_gpu_options(self) -> None:
+        share = self.gpu_memory_utilization
+        if type(share) not in (int, float) or not 0 < share <= 1:
+            raise ConfigError(f"--gpu-memory-utilization must be above 0 and at most 1, not {share!r}")
+        if self.decode_shares is not None:
+            object.__setattr__(self, "decode_shares", _shares(self.decode_shares))
+        if self.device == "cpu" and share != GPU_MEMORY_UTILIZATION:
+            raise gpu_only("--gpu-memory-utilization")
+        if self.device == "cpu" and self.decode_shares is not None:
+            raise gpu_only("--decode-shares")
+
     @property
     def slo(self) -> Slo:
         """The default targets of a request."""
         return Slo("default", _seconds(self.ttft_slo_ms), _seconds(self.tpot_slo_ms))
+
+
+def gpu_only(flag: str) -> ConfigError:
+    """The error for a flag that says nothing about a CPU."""
+    return ConfigError(f"{flag} is for a GPU, but --device cpu was asked for: leave one of the two out")
+
+
+def _shares(shares: object) -> tuple[int, ...]:
+    """Rising shares; a list, as it comes out of JSON, is taken too."""
+    listed = tuple(shares) if isinstance(shares, tuple | list) else ()
+    if not listed or len(listed) > MOST_DECODE_SHARES or len(set(listed)) < len(listed):
+        raise ConfigError(f"--decode-shares takes 1 to {MOST_DECODE_SHARES} different numbers of SMs, not {shares!r}")
+    for share in listed:
+        _between("--decode-shares", share, 1, 1024)
+    return tuple(sorted(listed))
 
 
 def _seconds(milliseconds: float | None) -> float | None:

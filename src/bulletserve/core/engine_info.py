@@ -11,7 +11,7 @@ class EngineInfo:
     """Facts that hold from ready to the end.
 
     `max_model_len` is the longest prompt plus output in tokens; `concurrency` is how many such requests the cache
-    holds at once.
+    holds at once; `notes` are lines to show at start, such as where the memory went.
     """
 
     model_name: str
@@ -24,6 +24,7 @@ class EngineInfo:
     device: str
     dtype: str
     prefix_caching: bool
+    notes: tuple[str, ...] = ()
 
     @property
     def concurrency(self) -> float:

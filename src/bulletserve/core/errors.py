@@ -12,7 +12,9 @@ BulletError
 |   |-- UnknownModel       the model name is not served here
 |   `-- Overloaded         refused now, may be retried
 |-- EngineError            the engine could not carry out work
-|   `-- EngineDied         its process is gone
+|   |-- EngineDied         its process is gone
+|   `-- DeviceError        the GPU or its driver refused a call
+|       `-- NoGreenContexts    they cannot split the GPU's SMs; the message has why and the fix
 `-- PlanError              a policy broke the rules of a plan: a bug in the policy
 """
 
@@ -89,6 +91,14 @@ class EngineError(BulletError):
 
 class EngineDied(EngineError):
     """The engine process is gone; whatever it held is lost."""
+
+
+class DeviceError(EngineError):
+    """The GPU or its driver refused a call; the message names the call and the code."""
+
+
+class NoGreenContexts(DeviceError):
+    """This GPU, driver or installation cannot split SMs with green contexts; the message has the reason and the fix."""
 
 
 class PlanError(BulletError):

@@ -3,7 +3,6 @@
 Knows nothing about policies or requests. Decides what the options left open, and returns it.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -12,12 +11,15 @@ from bulletserve.core.config import EngineConfig
 from bulletserve.core.errors import ConfigError
 from bulletserve.core.partition import Lattice
 from bulletserve.core.ports import Poster
-from bulletserve.core.shapes import ModelShape
+from bulletserve.engine.cache_size import CacheSize, size_cache
 from bulletserve.engine.executor import CpuExecutor
-from bulletserve.engine.kv_cache import KvCache, bytes_per_block
+from bulletserve.engine.kv_cache import KvCache
+from bulletserve.engine.loaded import LoadedEngine
 from bulletserve.engine.seats import SeatTable
 from bulletserve.engine.step_runner import StepRunner
+from bulletserve.formats.description import Checkpoint
 from bulletserve.models.decoder import Decoder
+from bulletserve.models.weights import load_state
 from bulletserve.resources.cpu_threads import cpu_lattice, usable_cores
 
 CPU_MAX_SEQS = 32
@@ -25,21 +27,23 @@ CPU_KV_BYTES = 2**30
 CPU_KV_SHARE = 0.4
 """The cache takes at most this share of the memory that is available, and at most `CPU_KV_BYTES`."""
 
-
-@dataclass(frozen=True, slots=True)
-class CacheSize:
-    """How many blocks there are, and the longest request they are meant for."""
-
-    total_blocks: int
-    max_model_len: int
-    max_seqs: int
+CPU_GROUP_TOKEN_LAYERS = 512
+CPU_BATCH_TOKENS = 256
+"""On a CPU a prefill of 256 tokens already reads each weight rarely enough; a layer of it takes about 15 ms."""
 
 
 def choose_device(wanted: str) -> str:
     """The device to run on. Raises `ConfigError` for one that this version cannot drive."""
-    if wanted == "cuda":
-        raise ConfigError("this version runs on the CPU only: leave --device out, or say --device cpu")
-    return "cpu"
+    if wanted == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted == "cuda" and torch.version.cuda is None:
+        raise ConfigError(
+            "--device cuda needs a CUDA build of torch, this one is for CPUs: pip install --force-reinstall "
+            "'torch>=2.11' --index-url https://download.pytorch.org/whl/cu130, or use --device cpu"
+        )
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: torch finds no usable GPU (ask bullet doctor); or use --device cpu")
+    return wanted
 
 
 def choose_dtype(wanted: str) -> torch.dtype:
@@ -50,47 +54,6 @@ def choose_dtype(wanted: str) -> torch.dtype:
         return {"bfloat16": torch.bfloat16, "float32": torch.float32}[wanted]
     native = getattr(torch.cpu, "_is_avx512_bf16_supported", None) or getattr(torch.cpu, "_is_amx_tile_supported", None)
     return torch.bfloat16 if native is not None and native() else torch.float32
-
-
-def size_cache(
-    config: EngineConfig, shape: ModelShape, dtype: torch.dtype, kv_bytes: int, kv_limit_bytes: int
-) -> CacheSize:
-    """The largest context that fits, unless a length or a number of blocks was asked for.
-
-    `kv_bytes` is the memory the cache takes by itself, `kv_limit_bytes` the most it can be told to take.
-    Raises `ConfigError` when a wish does not fit.
-    """
-    max_seqs = config.max_num_seqs or CPU_MAX_SEQS
-    size = config.block_size
-    if config.max_model_len is not None and config.max_model_len > shape.max_context:
-        raise ConfigError(
-            f"--max-model-len {config.max_model_len} is above the model's context of {shape.max_context} tokens: "
-            f"use at most {shape.max_context}"
-        )
-    longest = config.max_model_len or shape.max_context
-    if config.num_gpu_blocks_override is not None:
-        blocks = config.num_gpu_blocks_override
-    else:
-        blocks = min(kv_bytes // bytes_per_block(shape, size, dtype), max_seqs * -(-longest // size))
-    if config.max_model_len is not None and blocks * size < config.max_model_len:
-        raise ConfigError(
-            f"--max-model-len {config.max_model_len} needs {-(-config.max_model_len // size)} cache blocks of {size} "
-            f"tokens, but there are {blocks}: use at most {blocks * size}, or give more blocks"
-        )
-    needed = blocks * bytes_per_block(shape, size, dtype)
-    if needed > kv_limit_bytes:
-        most = kv_limit_bytes // bytes_per_block(shape, size, dtype)
-        raise ConfigError(
-            f"{blocks} cache blocks need {needed / 2**30:.1f} GiB, of {kv_limit_bytes / 2**30:.1f} GiB available: use "
-            f"at most --num-gpu-blocks-override {most}"
-        )
-    max_model_len = min(longest, blocks * size)
-    if max_model_len < 2:
-        raise ConfigError(
-            f"a context of {max_model_len} tokens holds no prompt with an answer: the model allows "
-            f"{shape.max_context}, the cache {blocks * size} tokens"
-        )
-    return CacheSize(blocks, max_model_len, max_seqs)
 
 
 def available_bytes() -> int:
@@ -113,3 +76,23 @@ def load_cpu_executor(
     cache = KvCache(model.shape, size.total_blocks + 1, block_size, model.dtype, device)
     seats = SeatTable(size.max_seqs, -(-size.max_model_len // block_size) + 1, device)
     return CpuExecutor(StepRunner(model, cache, seats), seats, lattice, poster)
+
+
+def load_cpu_engine(config: EngineConfig, checkpoint: Checkpoint, poster: Poster) -> LoadedEngine:
+    """Load a model onto all cores this process may use. Raises `ConfigError` or `ModelError` with the fix."""
+    dtype = choose_dtype(config.dtype)
+    available = available_bytes()
+    kv_bytes = int(min(CPU_KV_BYTES, CPU_KV_SHARE * available))
+    max_seqs = config.max_num_seqs or CPU_MAX_SEQS
+    size = size_cache(config, checkpoint.shape, dtype, kv_bytes, available, max_seqs)
+    model = Decoder(checkpoint.shape, load_state(checkpoint, dtype, "cpu", config.seed), dtype, consume=True)
+    executor = load_cpu_executor(model, size, config.block_size, poster)
+    cores = executor.lattice.total_sms
+    return LoadedEngine(
+        executor=executor,
+        size=size,
+        device=f"CPU, {cores} core{'s' if cores > 1 else ''}",
+        dtype=str(dtype).removeprefix("torch."),
+        group_token_layers=CPU_GROUP_TOKEN_LAYERS,
+        batch_tokens=CPU_BATCH_TOKENS,
+    )

@@ -64,7 +64,7 @@ class Decoder:
         self._head = pack(self._embedding if shape.tied_embeddings else take("lm_head.weight", vocabulary, hidden))
 
     @torch.inference_mode()
-    def embed(self, ids: Tensor, context: Context | None = None) -> Tensor:
+    def embed(self, ids: Tensor, context: Context = None) -> Tensor:
         """Token ids [T] -> [T, hidden_size]."""
         return self._operators.embed(ids, self._embedding, context)
 
@@ -81,7 +81,7 @@ class Decoder:
         return hidden
 
     @torch.inference_mode()
-    def logits(self, hidden: Tensor, context: Context | None = None) -> Tensor:
+    def logits(self, hidden: Tensor, context: Context = None) -> Tensor:
         """Final norm and head for chosen rows [R, hidden_size] -> float32 [R, vocab_size]."""
         return self._operators.logits(hidden, self._final_norm, self._head, context)
 
@@ -93,6 +93,11 @@ class Decoder:
         for projection in (*layer, self._head):
             found.setdefault((projection.weight.shape[0], projection.weight.shape[1]), []).append(projection)
         return found
+
+    @property
+    def head_shape(self) -> tuple[int, int]:
+        """(out, in) of the head."""
+        return (self.shape.vocab_size, self.shape.hidden_size)
 
     def _run_layer(self, hidden: Tensor, layer: _Layer, kv: Tensor, do: LayerOperators) -> Tensor:
         qkv = do.linear(do.norm(hidden, layer.attention_norm), layer.qkv)

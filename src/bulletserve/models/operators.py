@@ -13,7 +13,7 @@ Projection = Any
 """A weight as an `Operators` packed it; opaque to everybody else but for `weight` [out, in]."""
 
 Context = Any
-"""What a step takes with it; each `Operators` has a type of its own."""
+"""What a step takes with it, None outside of one; each `Operators` has a type of its own."""
 
 
 class LayerOperators(Protocol):
@@ -45,11 +45,11 @@ class Operators(Protocol):
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Projection:
         """Lay out `weight` [out, in] for this device."""
 
-    def embed(self, ids: Tensor, table: Tensor, context: Context | None) -> Tensor:
+    def embed(self, ids: Tensor, table: Tensor, context: Context) -> Tensor:
         """Rows `ids` [T] of `table` [vocabulary, H]."""
 
     def begin(self, context: Context, kv: Tensor) -> LayerOperators:
         """Whatever the layers of one step share; `kv` is any layer's cache."""
 
-    def logits(self, hidden: Tensor, norm: Tensor, head: Projection, context: Context | None) -> Tensor:
+    def logits(self, hidden: Tensor, norm: Tensor, head: Projection, context: Context) -> Tensor:
         """Final norm and head of chosen rows [R, H] -> float32 [R, vocabulary]."""

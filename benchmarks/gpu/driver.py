@@ -1,0 +1,212 @@
+"""Keeps lanes of an executor busy from one thread, two steps deep, and says what the device's clock saw.
+
+Knows nothing about schedulers. Each `Source` is one lane's work; whenever a step ends, the next one of its source is
+started, as the loop does. A run warms up, recentres the sources, measures, then drains; only steps that were started
+after the warm-up count, and only while all lanes were busy.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any, Protocol
+
+from benchmarks.gpu.meter import Meter
+from benchmarks.gpu.sources import Source
+from benchmarks.gpu.traces import LaneFigures, StepTime, begins_prompt, common_window, figures
+
+from bulletserve.core.events import StepDone
+from bulletserve.core.launch import Launch
+from bulletserve.core.partition import Lattice
+from bulletserve.core.ports import Inbox
+from bulletserve.core.snapshot import LANE_DEPTH
+
+WARM_S = 0.3
+SAMPLE_S = 0.2
+LONGEST_S = 30.0
+"""A run that has not got its steps by then is given up."""
+
+Task = Any
+"""`engine.cuda.lane.GpuTask`: `launch`, and events `start` and `end`."""
+
+
+class Device(Protocol):
+    """What is driven: `engine.cuda.executor.CudaExecutor`."""
+
+    before_step: Callable[[Launch], None] | None
+
+    @property
+    def lattice(self) -> Lattice: ...
+
+    def start(self, launch: Launch) -> None: ...
+
+    def observe(self, observer: Callable[[Task], None] | None) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Figures of each source in order, and the card's power and clock meanwhile. `start_us`: the host's time for each
+    `executor.start` call."""
+
+    lanes: tuple[LaneFigures, ...]
+    watts: float
+    mhz: float
+    start_us: tuple[float, ...]
+
+
+@dataclass(slots=True)
+class _Lane:
+    """A source and its ended steps, each with whether it was launched late; `begun` counts decode steps or prompts."""
+
+    source: Source
+    first_step: int = 0
+    begun: int = 0
+    tasks: list[tuple[Task, bool]] = field(default_factory=list)
+
+
+class Driver:
+    """Drives `executor`, whose ends of steps arrive in `inbox`. One thread."""
+
+    def __init__(
+        self,
+        executor: Device,
+        inbox: Inbox,
+        meter: Meter | None = None,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._executor, self._inbox, self._meter, self._now_s = executor, inbox, meter, now_s
+        self._next_step = 0
+        self._owner: dict[int, _Lane] = {}
+        self._ended_s: dict[int, float] = {}
+        self._launched_s: dict[int, float] = {}
+        self._start_us: list[float] = []
+
+    def run(
+        self,
+        *sources: Source,
+        seconds: float = 1.0,
+        least: int = 3,
+        warm_s: float = WARM_S,
+        on_step: Callable[[Source], None] | None = None,
+    ) -> Run:
+        """Run `sources` side by side, each on its lane, for `seconds` after a warm-up.
+
+        It goes on until every source has `least` whole decode steps or prompts. `on_step` hears of every step that
+        ended, in this thread. Raises `RuntimeError` if a step fails or too few of them end.
+        """
+        lanes = [_Lane(source) for source in sources]
+        before = self._executor.before_step
+        self._executor.before_step = self._note_launch
+        self._executor.observe(self._note_end)
+        try:
+            self._fill(lanes)
+            warm_until_s = self._now_s() + warm_s
+            self._turn_until(lambda: self._now_s() >= warm_until_s and all(lane.tasks for lane in lanes), on_step)
+            self._mark(lanes, seconds, warm_s)
+            if self._meter is not None:
+                self._meter.begin()
+            until_s = self._now_s() + seconds
+            self._turn_until(lambda: self._now_s() >= until_s and all(lane.begun > least for lane in lanes), on_step)
+            watts, mhz = self._meter.end() if self._meter is not None else (float("nan"), float("nan"))
+            self._drain()
+        finally:
+            self._executor.observe(None)
+            self._executor.before_step = before
+        steps = [self._steps(lane, lanes[0].tasks[0][0]) for lane in lanes]
+        window = common_window(steps)
+        start_us, self._start_us = tuple(self._start_us), []
+        self._ended_s.clear()
+        self._launched_s.clear()
+        return Run(tuple(figures(each, window) for each in steps), watts, mhz, start_us)
+
+    # --- steps ------------------------------------------------------------------------------------------------
+
+    def _fill(self, lanes: Sequence[_Lane]) -> None:
+        for lane in lanes:
+            for _ in range(LANE_DEPTH):
+                self._start(lane)
+
+    def _start(self, lane: _Lane) -> None:
+        launch = lane.source.next(self._next_step)
+        self._owner[launch.step_id] = lane
+        self._next_step += 1
+        began_ns = time.perf_counter_ns()
+        self._executor.start(launch)
+        self._start_us.append((time.perf_counter_ns() - began_ns) / 1e3)
+
+    def _turn_until(self, over: Callable[[], bool], on_step: Callable[[Source], None] | None) -> None:
+        given_up_s = self._now_s() + LONGEST_S
+        sample_s = self._now_s()
+        while not over():
+            for lane in self._ended():
+                self._start(lane)
+                if on_step is not None:
+                    on_step(lane.source)
+            now_s = self._now_s()
+            if self._meter is not None and now_s >= sample_s:
+                self._meter.sample()
+                sample_s = now_s + SAMPLE_S
+            if now_s > given_up_s:
+                self._drain()
+                raise RuntimeError(f"too few steps ended in {LONGEST_S:.0f} s")
+
+    def _drain(self) -> None:
+        given_up_s = self._now_s() + LONGEST_S
+        while self._owner:
+            self._ended()
+            if self._now_s() > given_up_s:
+                raise RuntimeError(f"{len(self._owner)} steps do not end")
+
+    def _ended(self) -> list[_Lane]:
+        """The lanes of the steps that have ended since; waits for the first."""
+        lanes: list[_Lane] = []
+        failed = ""
+        for event in self._inbox.wait(self._now_s() + SAMPLE_S):
+            if isinstance(event, StepDone) and event.step_id in self._owner:
+                lanes.append(self._owner.pop(event.step_id))
+                failed = failed or event.error
+        if failed:
+            self._drain()
+            raise RuntimeError(failed)
+        return lanes
+
+    def _mark(self, lanes: Sequence[_Lane], seconds: float, warm_s: float) -> None:
+        """What is started from now on counts."""
+        self._start_us.clear()
+        for lane in lanes:
+            expected = len(lane.tasks) / warm_s * seconds if warm_s > 0 else 0.0
+            lane.source.recentre(round(expected))
+            # The step that takes the seats anew carries all their blocks: it and its successor are not typical.
+            lane.first_step = self._next_step + 2 * LANE_DEPTH * len(lanes)
+            lane.begun = 0
+
+    # --- what was seen, in the lanes' threads -----------------------------------------------------------------
+
+    def _note_launch(self, launch: Launch) -> None:
+        self._launched_s[launch.step_id] = time.monotonic()
+
+    def _note_end(self, task: Task) -> None:
+        step_id = task.launch.step_id
+        lane = self._owner.get(step_id)
+        if lane is None:
+            return  # of a run that was given up
+        self._ended_s[step_id] = time.monotonic()
+        lane.begun += step_id >= lane.first_step and (bool(task.launch.rows) or begins_prompt(task.launch))
+        late = False
+        if lane.tasks:
+            before = lane.tasks[-1][0].launch.step_id
+            late = self._launched_s.get(step_id, 0.0) > self._ended_s[before]
+        lane.tasks.append((task, late))
+
+    def _steps(self, lane: _Lane, origin: Task) -> list[StepTime]:
+        """The measured steps of a lane on the device's clock, in ms since `origin` began."""
+        steps: list[StepTime] = []
+        for (before, _), (task, late) in zip(lane.tasks, lane.tasks[1:], strict=False):
+            if task.launch.step_id < lane.first_step:
+                continue
+            start_ms = origin.start.elapsed_time(task.start)
+            end_ms = start_ms + task.start.elapsed_time(task.end)
+            steps.append(StepTime(task.launch, start_ms, end_ms, before.end.elapsed_time(task.start), late))
+        if not steps or not isfinite(steps[-1].end_ms):
+            raise RuntimeError("no step was measured")
+        return steps

@@ -1,0 +1,135 @@
+"""A lane on a GPU: one thread that launches its steps in order, one that waits for them to end.
+
+Knows nothing about what a step does. Launching never waits for the device: what a step comes after is told to its
+stream by events. A lane takes the stream of each step's share; changing it costs one event. The waiting thread
+sleeps in the driver, without the GIL, and reports each step with its tokens.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bulletserve.core.events import StepDone
+from bulletserve.core.launch import Launch
+from bulletserve.core.ports import Poster
+
+_log = logging.getLogger(__name__)
+
+Run = Callable[[Launch, Any], Tensor | None]
+"""Queues a step's work, with what was prepared for it, on the current stream; gives the host tensor in which its tokens
+will lie, if it draws any."""
+
+
+@dataclass(slots=True, eq=False)
+class GpuTask:
+    """A step and what it comes after. `launched` is set once its work is queued (or has failed to be)."""
+
+    launch: Launch
+    stream: torch.cuda.Stream
+    after: Sequence["GpuTask"]
+    prepared: Any = None
+    start: torch.cuda.Event = field(default_factory=partial(torch.cuda.Event, enable_timing=True))
+    end: torch.cuda.Event = field(default_factory=partial(torch.cuda.Event, enable_timing=True, blocking=True))
+    launched: threading.Event = field(default_factory=threading.Event)
+    ended: bool = False
+    tokens: Tensor | None = None
+    error: BaseException | None = None
+
+
+class GpuLane:
+    """The threads and the queue of one lane. `observe` hears of every step that ended (benchmarks, traces)."""
+
+    def __init__(self, name: str, device: torch.device, run: Run, poster: Poster) -> None:
+        self.poster = poster
+        self.observe: Callable[[GpuTask], None] | None = None
+        self._device = device
+        self._run = run
+        self._closed = False
+        self._to_launch: SimpleQueue[GpuTask | None] = SimpleQueue()
+        self._to_await: SimpleQueue[GpuTask | None] = SimpleQueue()
+        self._threads = [
+            threading.Thread(target=target, name=f"{name}-{what}", daemon=True)
+            for what, target in (("launch", self._launch_all), ("await", self._await_all))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def put(self, task: GpuTask) -> None:
+        """Queue a step; never blocks."""
+        self._to_launch.put(task)
+
+    def close(self) -> None:
+        """Drop what is not launched, wait for what is."""
+        self._closed = True
+        self._to_launch.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _launch_all(self) -> None:
+        torch.cuda.set_device(self._device)
+        with torch.inference_mode():
+            while (task := self._to_launch.get()) is not None:
+                if not self._closed:
+                    self._launch(task)
+                task.launched.set()
+                task.after = ()  # else every task would keep all that ever ran alive
+                if not self._closed:
+                    self._to_await.put(task)
+        self._to_await.put(None)
+
+    def _launch(self, task: GpuTask) -> None:
+        try:
+            for earlier in task.after:
+                earlier.launched.wait()
+            with torch.cuda.stream(task.stream):
+                for earlier in task.after:
+                    if earlier.stream is not task.stream and not earlier.ended:
+                        task.stream.wait_event(earlier.end)
+                task.start.record()
+                try:
+                    task.tokens = self._run(task.launch, task.prepared)
+                finally:
+                    task.end.record()
+        except Exception as failure:
+            _log.exception("step %d failed", task.launch.step_id)
+            task.error = failure
+
+    def _await_all(self) -> None:
+        torch.cuda.set_device(self._device)
+        while (task := self._to_await.get()) is not None:
+            self.poster.post(self._outcome(task))
+
+    def _outcome(self, task: GpuTask) -> StepDone:
+        tokens: tuple[int, ...] = ()
+        took_s = 0.0
+        try:
+            task.end.synchronize()
+            if task.error is None:
+                took_s = task.start.elapsed_time(task.end) / 1e3
+                if task.tokens is not None:
+                    tokens = tuple(task.tokens.tolist())
+        except Exception as failure:
+            if task.error is None:
+                _log.exception("step %d failed on the device", task.launch.step_id)
+            task.error = failure
+        task.ended = True
+        now_s = time.monotonic()
+        if self.observe is not None and task.error is None:
+            self.observe(task)
+        error = "" if task.error is None else f"the engine failed at this step: {task.error}"
+        return StepDone(task.launch.step_id, tokens, now_s - took_s, now_s, error, is_fault(task.error))
+
+
+def is_fault(error: BaseException | None) -> bool:
+    """Whether an error leaves the device unusable: CUDA reports a fault at every call after it."""
+    if error is None:
+        return False
+    return isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error)

@@ -1,0 +1,20 @@
+"""Where there is no GPU, Triton interprets our kernels: it has to know before any of them is imported."""
+
+import importlib.util
+import os
+from typing import Any
+
+import torch
+
+if not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None:
+    os.environ["TRITON_INTERPRET"] = "1"
+    from triton.runtime import interpreter
+
+    _patch_tensor = interpreter._patch_lang_tensor
+
+    def _patch_tensor_for_numpy(tensor: Any, scope: Any) -> None:
+        """The interpreter calls int() on arrays of one element, which numpy 2.4 refuses."""
+        _patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    interpreter._patch_lang_tensor = _patch_tensor_for_numpy

@@ -1,0 +1,165 @@
+"""Every kind of step of the GPU engine draws the tokens that plain torch draws, over the same weights.
+
+The steps run as they would on a GPU, from the launches that the scheduler makes: seats and blocks arrive with them,
+buckets are padded, layer groups follow each other. Each token is compared with a forward over its whole prefix.
+"""
+
+import random
+from functools import cache, partial
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from bulletserve.core.launch import Launch, PromptPart, Seat
+from bulletserve.core.partition import Lattice, Partition
+from bulletserve.core.plan import DecodeStep, MixedStep, PrefillGroup
+from bulletserve.core.shapes import ModelShape
+from bulletserve.engine.cuda import batch_inputs, batch_steps, decode_steps, seat_tables
+from bulletserve.engine.cuda.batch_steps import BatchSteps
+from bulletserve.engine.cuda.cuda_graphs import CapturedSteps
+from bulletserve.engine.cuda.decode_steps import DecodeSteps
+from bulletserve.engine.cuda.seat_tables import CudaSeats
+from bulletserve.engine.kv_cache import KvCache
+from bulletserve.kernels.cuda.matmul_choice import ChoiceTable, TableKey
+from bulletserve.models.context import PrefillSegment, StepContext
+from bulletserve.models.cuda_operators import CudaOperators, LaneWorkspace
+from bulletserve.models.decoder import Decoder
+from bulletserve.models.weights import dummy_state
+from tests.engine.cuda.stand_ins import PlainReturn, PlainRing, WorkGraph, WorkGraphs
+
+SHAPE = ModelShape("llama", 2, 128, 96, 4, 2, 64, 120, 96, qk_norm=True)
+BLOCK_SIZE, BLOCKS, MAX_SEQS, LAYERS = 4, 60, 5, 2
+LATTICE = Lattice.of_splits(6, (Partition(4, 2),))
+PROMPTS = [[7, 3], [11, 90, 45, 2, 8, 60, 61], [5] * 13, list(range(20, 49)), [1]]
+
+
+@cache
+def state() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    made = dummy_state(SHAPE, torch.float32, "cpu", 3)
+    return {n: t * (1 + 0.3 * torch.randn_like(t)) if n.endswith("norm.weight") else t for n, t in made.items()}
+
+
+@cache
+def plain_model() -> Decoder:
+    return Decoder(SHAPE, state(), torch.float32)
+
+
+@torch.inference_mode()
+def best_token(tokens: list[int]) -> int:
+    model, count = plain_model(), len(tokens)
+    cache = KvCache(SHAPE, count, BLOCK_SIZE, torch.float32, torch.device("cpu"))
+    position = torch.arange(count)
+    context = StepContext(position, position, (PrefillSegment(0, count, torch.arange(count), count),))
+    hidden = model.run_layers(model.embed(torch.tensor(tokens)), 0, LAYERS, context, cache)
+    return int(model.logits(hidden[-1:]).argmax())
+
+
+class Engine:
+    """Both lanes' steps over one cache; `launch` runs one and keeps the books that the scheduler would keep."""
+
+    def __init__(self, device: torch.device, *, graphs: bool) -> None:
+        key = TableKey.of("none", 6, "float32")
+        operators = CudaOperators(SHAPE, SHAPE.max_context, ChoiceTable(key), device)
+        weights = {name: tensor.to(device) for name, tensor in state().items()}
+        model = Decoder(SHAPE, weights, torch.float32, operators)
+        cache = KvCache(SHAPE, BLOCKS, BLOCK_SIZE, torch.float32, device)
+        for layer in cache.layers:
+            layer.fill_(float("nan"))
+        seats = CudaSeats(MAX_SEQS, 30, device)
+        spaces = [LaneWorkspace(SHAPE, 64 + MAX_SEQS, MAX_SEQS, torch.float32, device, 6) for _ in range(2)]
+        self.decode = DecodeSteps(model, cache, seats, spaces[0], LATTICE, (2, 4, 5))
+        self.batch = BatchSteps(
+            model, cache, seats, spaces[1], LATTICE, max_tokens=64 + MAX_SEQS, token_buckets=(8, 24),
+            row_buckets=(1, 2, 5), library=None,
+        )  # fmt: skip
+        lanes: tuple[CapturedSteps, ...] = (self.decode, self.batch)
+        for steps in lanes:
+            for graph in steps.captures() if graphs or steps is self.decode else ():
+                steps.graphs[graph] = WorkGraph(partial(steps.work, graph, LAYERS))  # type: ignore[index]
+        self.seats = seats
+        self.tokens = [list(prompt) for prompt in PROMPTS]
+        self.cached = [0] * len(PROMPTS)
+        self.free = list(range(1, BLOCKS))
+        random.Random(1).shuffle(self.free)
+        self.held = [0] * len(PROMPTS)
+
+    def seat(self, row: int) -> Seat:
+        count = -(-len(PROMPTS[row]) // BLOCK_SIZE)
+        self.held[row] = count
+        blocks = tuple(self.free.pop() for _ in range(count))
+        return Seat(row, row, PROMPTS[row], 0, blocks, 0.0, 1.0, 0, 0)
+
+    def launch(self, step, parts: tuple[PromptPart, ...] = (), rows: tuple[int, ...] = ()) -> None:
+        first = not isinstance(step, PrefillGroup) or step.layer_range[0] == 0
+        seats = tuple(self.seat(part.seat) for part in parts if first and part.start == 0)
+        blocks = []
+        for row in rows:
+            if len(self.tokens[row]) > self.held[row] * BLOCK_SIZE:
+                blocks.append((row, self.free.pop()))
+                self.held[row] += 1
+        launch = Launch(0, step, seats, tuple(blocks), parts, rows)
+        steps = self.decode if isinstance(step, DecodeStep) else self.batch
+        drawn = steps.run(launch, self.seats.prepare(launch))
+        who = [part.seat for part in parts if part.samples] + list(rows)
+        if drawn is None:
+            return
+        for row, token in zip(who, drawn.tolist(), strict=True):
+            assert token == best_token(self.tokens[row]), f"seat {row} after {len(self.tokens[row])} tokens"
+            self.tokens[row].append(token)
+
+    def prefill(self, rows: list[int], sms: int, groups=((0, LAYERS),)) -> None:
+        parts = tuple(PromptPart(row, 0, len(PROMPTS[row]), True) for row in rows)
+        ranges = tuple((part.start, part.end) for part in parts)
+        for group in groups:
+            self.launch(PrefillGroup(tuple(rows), ranges, group, sms), parts)
+
+    def mixed(self, row: int, start: int, end: int, rows: tuple[int, ...]) -> None:
+        part = PromptPart(row, start, end, end == len(PROMPTS[row]))
+        self.launch(MixedStep((row,), ((start, end),), "all", 6), (part,), rows)
+
+
+@pytest.fixture(params=[True, False], ids=["graphs", "eager"])
+def engine(request, device, monkeypatch) -> Engine:
+    for module in (batch_inputs, decode_steps, seat_tables):
+        monkeypatch.setattr(module, "PinnedRing", PlainRing)
+    for module in (batch_steps, decode_steps):
+        monkeypatch.setattr(module, "TokenReturn", PlainReturn)
+        monkeypatch.setattr(module, "StepGraphs", WorkGraphs)
+    return Engine(device, graphs=request.param)
+
+
+def test_every_kind_of_step_draws_the_tokens_of_plain_torch(engine):
+    engine.prefill([0, 1], 4)
+    engine.launch(DecodeStep("all", 2), rows=(0, 1))
+    engine.prefill([2], 6, groups=((0, 1), (1, 2)))
+    rows = (1, 0, 2)
+    for sms in (2, 6, 2):
+        engine.launch(DecodeStep("all", sms), rows=rows)
+    engine.mixed(3, 0, 5, rows)
+    engine.mixed(3, 5, 11, (2, 1))
+    engine.mixed(3, 11, 29, (0,))
+    engine.launch(MixedStep((), (), "all", 6), (), (3, 0, 1, 2))
+    engine.prefill([4], 4)
+    for _ in range(3):
+        engine.launch(DecodeStep("all", 2), rows=(0, 1, 2, 3, 4))
+
+
+def test_a_seat_is_taken_again(engine):
+    engine.prefill([1], 4)
+    for _ in range(6):
+        engine.launch(DecodeStep("all", 6), rows=(1,))
+    engine.tokens[1] = list(PROMPTS[1])
+    engine.prefill([1, 2], 6)
+    for _ in range(2):
+        engine.launch(DecodeStep("all", 2), rows=(2, 1))
+
+
+def test_several_prompts_with_earlier_chunks_share_a_batch(engine):
+    first = (PromptPart(2, 0, 6, False), PromptPart(3, 0, 9, False))
+    engine.launch(PrefillGroup((2, 3), ((0, 6), (0, 9)), (0, LAYERS), 4), first)
+    rest = (PromptPart(2, 6, 13, True), PromptPart(3, 9, 29, True), PromptPart(0, 0, 2, True))
+    engine.launch(PrefillGroup((2, 3, 0), ((6, 13), (9, 29), (0, 2)), (0, LAYERS), 4), rest)
+    engine.launch(DecodeStep("all", 2), rows=(3, 2, 0))

@@ -1,0 +1,47 @@
+"""The CPU path works where none of the GPU packages is installed, and loads nothing of the GPU engine."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.end_to_end.test_processes import CONFIG
+
+WITHOUT = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class Without(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("triton", "flashinfer", "cuda"):
+            raise ImportError(f"{name} is not installed")
+
+sys.meta_path.insert(0, Without())
+"""
+
+SERVE = """
+from bulletserve import LLM, SamplingParams
+
+with LLM(sys.argv[1], load_format="dummy", dtype="float32", device="cpu") as llm:
+    (answer,) = llm.generate([[1, 2, 3]], SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True))
+assert len(answer.token_ids) == 4
+gpu = [name for name in sys.modules if name.startswith(("bulletserve.kernels.cuda", "bulletserve.engine.cuda"))]
+assert not gpu, f"{gpu} were loaded"
+"""
+
+
+def run(*arguments: str, script: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", WITHOUT + script, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_model_is_served_on_a_cpu_without_them(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(CONFIG))
+    done = run(str(config), script=SERVE)
+    assert done.returncode == 0, done.stderr
+
+
+def test_this_test_can_fail() -> None:
+    done = run(script="import bulletserve.kernels.cuda.norm")
+    assert "triton is not installed" in done.stderr
