@@ -16,6 +16,7 @@ import argparse
 import gc
 import random
 import time
+from array import array
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import chain, product
@@ -109,7 +110,7 @@ def in_step_requests() -> Iterator[Request]:
 
 def request(number: int, prompt_tokens: int, output_tokens: int) -> Request:
     """One request with a prompt of its own."""
-    prompt = tuple(range(number, number + prompt_tokens))
+    prompt = array("q", range(number, number + prompt_tokens))  # as the transport hands it on
     return Request(
         number,
         prompt,

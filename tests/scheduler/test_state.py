@@ -213,7 +213,7 @@ def test_a_preempted_request_resumes_where_it_was_and_finds_its_own_blocks() -> 
     hands.end(hands.start(DECODE), STOP)
     hands.admit(2)
     launch = hands.prefill(2)
-    assert launch.seats[0].token_ids == (2,) * 7 + (7, 12)
+    assert list(launch.seats[0].token_ids) == [2] * 7 + [7, 12]
     assert launch.seats[0].cached_tokens == 8
     output = hands.end(launch, 13)
     assert output is not None

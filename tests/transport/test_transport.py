@@ -4,7 +4,9 @@ import queue
 import stat
 import threading
 import time
+from array import array
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,7 @@ REQUEST = Request(
     priority=-1,
     cache_salt="s\u00e4lt",
 )
+PACKED = replace(REQUEST, prompt_ids=array("q", REQUEST.prompt_ids))
 OUTPUT = Output(2.0, (7, 7), (1, 2), ((7, 32),), (Finished(7, FinishReason.STOP, 2, "", None),))
 STATUS = Status(3.0, 1, 2, 3, 4, 0.5, 6, 7, 8, 9, 10, 11, 1.25, 0.125)
 
@@ -131,7 +134,7 @@ def test_who_is_ready_can_be_reached(inbox: Inbox) -> None:
         engine.ready(INFO)
         front.wait_ready(10)
         front.submit([REQUEST])
-        assert inbox.next() == Arrived(REQUEST)
+        assert inbox.next() == Arrived(PACKED)
         engine.close()
         front.close()
 
@@ -141,7 +144,7 @@ def test_no_names_are_made_without_a_prefix_cache(front: FrontEnd, inbox: Inbox)
     engine.ready(INFO)
     front.wait_ready(10)
     front.submit([REQUEST])
-    assert inbox.next() == Arrived(REQUEST)
+    assert inbox.next() == Arrived(PACKED)
     engine.close()
 
 

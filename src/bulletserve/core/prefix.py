@@ -19,9 +19,10 @@ def root_hash(salt: str) -> bytes:
 
 
 def next_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """The hash of a full block that follows the one named `parent`."""
+    """The hash of a full block that follows the one named `parent`; an array of `tokens` holds 64-bit numbers."""
     name = _UNNAMED.copy()
-    name.update(parent + array("q", tokens).tobytes())
+    numbers = tokens if isinstance(tokens, array) else array("q", tokens)
+    name.update(parent + numbers.tobytes())
     return name.digest()
 
 
@@ -29,6 +30,7 @@ def block_hashes(tokens: Sequence[int], block_size: int, salt: str = "") -> tupl
     """The hashes of all full blocks of a token sequence."""
     hashes: list[bytes] = []
     parent = root_hash(salt)
+    tokens = array("q", tokens)
     for end in range(block_size, len(tokens) + 1, block_size):
         parent = next_hash(parent, tokens[end - block_size : end])
         hashes.append(parent)

@@ -4,6 +4,7 @@ Knows nothing about other requests. Counts come in two tenses: *projected* ones 
 started steps will have done, because decisions are made one step ahead; `tokens` and `settled` hold what is known.
 """
 
+from array import array
 from collections.abc import Sequence
 from enum import Enum
 
@@ -26,10 +27,11 @@ class Phase(Enum):
 class Job:
     """The mutable record of one request.
 
-    tokens: prompt and what was generated, `most_tokens` in the end. target: tokens that must be in the cache before
-    the next token can be drawn. speaking: its prompt is computed, and so are all known tokens but the last.
-    last_step: the last started step that may touch its blocks. kv_tokens: projected tokens in the cache, from its
-    prompt's last layer on; while it is a row of the `DecodeSet`, as of the step `joined_at` of that set.
+    tokens: prompt and what was generated, `most_tokens` in the end; an array, because thousands of int objects a turn
+    would have to be freed one by one. target: tokens that must be in the cache before the next token can be drawn.
+    speaking: its prompt is computed, and so are all known tokens but the last. last_step: the last started step that
+    may touch its blocks. kv_tokens: projected tokens in the cache, from its prompt's last layer on; while it is a row
+    of the `DecodeSet`, as of the step `joined_at` of that set.
     """
 
     __slots__ = (
@@ -60,7 +62,7 @@ class Job:
         self.request = request
         self.id = request.id
         self.stop_ids = request.stop_ids
-        self.tokens = list(request.prompt_ids)
+        self.tokens = array("q", request.prompt_ids)
         self.hashes = list(request.block_hashes)
         self.prompt_tokens = len(self.tokens)
         self.most_tokens = self.prompt_tokens + request.max_tokens
@@ -116,7 +118,7 @@ class Job:
         return Seat(
             self.seat,
             request.id,
-            request.prompt_ids if self.target == self.prompt_tokens else tuple(self.tokens),
+            request.prompt_ids if self.target == self.prompt_tokens else self.tokens[:],
             self.cached,
             tuple(blocks),
             request.temperature,

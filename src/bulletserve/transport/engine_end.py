@@ -7,6 +7,7 @@ A receiving thread decodes, names the blocks of each prompt (hashing, off the lo
 
 import logging
 import threading
+from array import array
 from dataclasses import replace
 
 import zmq
@@ -103,15 +104,15 @@ class EngineEnd:
     def _post(self, message: ToEngine) -> None:
         if isinstance(message, Submit):
             for request in message.requests:
-                self._poster.post(Arrived(self._with_hashes(request)))
+                self._poster.post(Arrived(self._prepared(request)))
         elif isinstance(message, Abort):
             for request_id in message.request_ids:
                 self._poster.post(Aborted(request_id))
         else:
             self._poster.post(message)
 
-    def _with_hashes(self, request: Request) -> Request:
-        if self._block_size is None:
-            return request
-        hashes = block_hashes(request.prompt_ids, self._block_size, request.cache_salt)
-        return replace(request, block_hashes=hashes)
+    def _prepared(self, request: Request) -> Request:
+        """What the loop would else do in its own time: name the prompt's blocks, pack its numbers."""
+        packed = array("q", request.prompt_ids)
+        hashes = block_hashes(packed, self._block_size, request.cache_salt) if self._block_size is not None else ()
+        return replace(request, prompt_ids=packed, block_hashes=hashes)
