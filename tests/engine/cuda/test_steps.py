@@ -72,8 +72,8 @@ class Engine:
         spaces = [LaneWorkspace(SHAPE, 64 + MAX_SEQS, MAX_SEQS, torch.float32, device, 6) for _ in range(2)]
         self.decode = DecodeSteps(model, cache, seats, spaces[0], LATTICE, (2, 4, 5))
         self.batch = BatchSteps(
-            model, cache, seats, spaces[1], LATTICE, max_tokens=64 + MAX_SEQS, token_buckets=(8, 24),
-            row_buckets=(1, 2, 5), library=None,
+            model, cache, seats, spaces[1], LATTICE, max_tokens=64 + MAX_SEQS, token_buckets=(8,),
+            layer_buckets=(16, 32), row_buckets=(1, 2, 5), library=None,
         )  # fmt: skip
         lanes: tuple[CapturedSteps, ...] = (self.decode, self.batch)
         for steps in lanes:

@@ -44,6 +44,11 @@ class SegmentArrays:
     context: Words
     seat: Words
 
+    @property
+    def fresh(self) -> bool:
+        """Whether no prompt has earlier tokens in the cache."""
+        return bool(np.array_equal(self.context, np.diff(self.starts)))
+
 
 class BatchInputs:
     """Steps of up to `max_tokens` rows over `seats`; all tensors are views of one device buffer.

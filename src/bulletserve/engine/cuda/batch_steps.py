@@ -1,8 +1,10 @@
 """The prefill lane's steps: layer groups of prompts, and mixed steps that carry decode rows along.
 
-Knows nothing about threads. Small batches replay a graph over all layers, large ones are launched layer by layer; a
-layer group leaves its activations in the workspace for the next, whatever stream that runs on. The end of a step,
-head and sampling, is a graph of its own per number of sampled rows.
+Knows nothing about threads. Launching a layer kernel by kernel costs Python a third of a millisecond, as long as the
+device takes for 500 tokens of it. So small batches replay one graph over all layers, middling ones a graph per layer,
+which fits any cut into layer groups, and only large ones are launched eagerly. A group leaves its activations in the
+workspace for the next, whatever stream that runs on. The end of a step, head and sampling, is a graph of its own per
+number of sampled rows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,12 +36,13 @@ from bulletserve.models.decoder import Decoder
 
 @dataclass(slots=True)
 class _Batch:
-    """A prefill batch between its layer groups."""
+    """A batch on its way through the layers: `rows` rows with padding, `whole` if one graph takes it through all."""
 
     parts: tuple[PromptPart, ...]
     size: BatchSize
     segments: SegmentArrays
-    hidden: Tensor
+    rows: int
+    whole: torch.cuda.CUDAGraph | None
     planned_sms: int = 0
     next_layer: int = 0
 
@@ -57,13 +60,14 @@ class BatchSteps:
         *,
         max_tokens: int,
         token_buckets: Sequence[int],
+        layer_buckets: Sequence[int],
         row_buckets: Sequence[int],
         library: LibraryAttention | None,
     ) -> None:
         shape, device = model.shape, model.device
         self._model, self._cache, self._seats, self.workspace = model, cache, seats, workspace
         self._lattice, self.layers = lattice, shape.num_layers
-        self._token_buckets, self._row_buckets = token_buckets, row_buckets
+        self._token_buckets, self._layer_buckets, self._row_buckets = token_buckets, layer_buckets, row_buckets
         self._library = library
         self._updater = SeatUpdater(seats, device)
         self._in = BatchInputs(seats, max_tokens, cache.block_size, device)
@@ -84,32 +88,52 @@ class BatchSteps:
         first, end = step.layer_range if isinstance(step, PrefillGroup) else (0, self.layers)
         if first == 0:
             self._batch = None
-            size = self._in.measure(launch)
-            key = self._graph_key(size, step.sms) if end == self.layers else None
-            segments = self._in.send(launch, size, key.size if key else None)
-            if key is not None:
-                self._replay(key, segments)
-                return self._draw(size, step.sms)
-            self._batch = self._begin(launch.parts, size, segments, step.sms)
+            self._batch = self._begin(launch, step.sms, whole=end == self.layers)
         batch, self._batch = self._batch, None
         if batch is None or batch.next_layer != first or batch.parts != launch.parts:
             raise EngineError("an earlier layer group of this prefill batch failed")
-        context = self._context(batch.size.tokens, step.sms, self._eager_parts(batch, step.sms))
-        self._model.run_layers(batch.hidden, first, end, context, self._cache)
+        self._run_layers(batch, first, end, step.sms)
         batch.next_layer = end
         if end < self.layers:
             self._batch = batch
             return None
         return self._draw(batch.size, step.sms)
 
-    # --- eager ------------------------------------------------------------------------------------------------
+    def _begin(self, launch: Launch, sms: int, *, whole: bool) -> _Batch:
+        """Send a batch's inputs and embed it. `whole`: the step runs all layers."""
+        size = self._in.measure(launch)
+        bucket, graph = None, None
+        if whole:
+            bucket = bucket_of(self._token_buckets, size.tokens)
+            graph = self.graphs.get(GraphKey("mixed" if size.decode_rows else "prefill", bucket or 0, sms))
+        if graph is None:
+            bucket = bucket_of(self._layer_buckets, size.tokens) if size.tokens > self._token_buckets[-1] else None
+        rows = bucket or size.tokens
+        batch = _Batch(launch.parts, size, self._in.send(launch, size, rows), rows, graph)
+        if graph is None:
+            if size.decode_rows:
+                self._begin_decode(sms)
+            self._model.embed(self._in.ids[:rows], self._context(rows, sms, ()))
+        return batch
 
-    def _begin(self, parts: tuple[PromptPart, ...], size: BatchSize, segments: SegmentArrays, sms: int) -> _Batch:
-        """Embed a batch."""
-        if size.decode_rows:
-            self._begin_decode(sms)
-        context = self._context(size.tokens, sms, ())
-        return _Batch(parts, size, segments, self._model.embed(self._in.ids[: size.tokens], context))
+    def _run_layers(self, batch: _Batch, first: int, end: int, sms: int) -> None:
+        fresh = self._library is not None and batch.whole is None and not batch.size.decode_rows
+        fresh = fresh and batch.rows >= _LEAST_FRESH and batch.segments.fresh
+        if self._library is not None and batch.planned_sms != sms:
+            self._library.plan(batch.segments, sms, fresh=fresh)
+            batch.planned_sms = sms
+        if batch.whole is not None:
+            batch.whole.replay()
+            return
+        kind = _LAYER_KINDS[bool(batch.size.decode_rows), fresh]
+        graphs = [self.graphs.get(GraphKey(kind, batch.rows, sms, layer)) for layer in range(first, end)]
+        if None in graphs:
+            context = self._context(batch.rows, sms, self._parts(kind, sms))
+            self._model.run_layers(self.workspace.hidden[: batch.rows], first, end, context, self._cache)
+            return
+        for graph in graphs:
+            assert graph is not None
+            graph.replay()
 
     def _begin_decode(self, sms: int) -> None:
         seats, own = self._seats.device, self._in
@@ -119,24 +143,13 @@ class BatchSteps:
         )  # fmt: skip
         self._attention.schedule(own.decode_rows, seats.lengths, own.live_rows, own.first_row, sms)
 
-    def _eager_parts(self, batch: _Batch, sms: int) -> tuple[AttentionPart, ...]:
-        parts: list[AttentionPart] = []
-        if batch.size.prompt_tokens:
-            if self._library is not None and batch.planned_sms != sms:
-                self._library.plan(batch.segments, sms, captured=False)
-                batch.planned_sms = sms
-            parts.append(self._prefill_part(sms))
-        if batch.size.decode_rows:
-            parts.append(self._decode_part())
-        return tuple(parts)
-
-    def _prefill_part(self, sms: int) -> AttentionPart:
+    def _parts(self, kind: str, sms: int) -> tuple[AttentionPart, ...]:
+        """The attention of a kind of step or layer."""
+        tables = self._seats.device.tables
+        prompts: AttentionPart = PrefillPart(self._segments, tables, sms, self._model.shape.sliding_window)
         if self._library is not None:
-            return self._library
-        return PrefillPart(self._segments, self._seats.device.tables, sms, self._model.shape.sliding_window)
-
-    def _decode_part(self) -> DecodePart:
-        return DecodePart(self._attention, self._seats.device.tables)
+            prompts = self._library.part(fresh=kind == "fresh layer")
+        return (prompts, DecodePart(self._attention, tables)) if kind.startswith("mixed") else (prompts,)
 
     def _context(
         self, tokens: int, sms: int, parts: tuple[AttentionPart, ...], *, capturing: bool = False
@@ -158,42 +171,35 @@ class BatchSteps:
 
     # --- graphs -----------------------------------------------------------------------------------------------
 
-    def _graph_key(self, size: BatchSize, sms: int) -> GraphKey | None:
-        bucket = bucket_of(self._token_buckets, size.tokens)
-        kind = "mixed" if size.decode_rows else "prefill"
-        key = GraphKey(kind, bucket or 0, sms)
-        return key if self.graphs.get(key) is not None else None
-
-    def _replay(self, key: GraphKey, segments: SegmentArrays) -> None:
-        graph = self.graphs.get(key)
-        assert graph is not None
-        if self._library is not None:
-            self._library.plan(segments, key.sms, captured=True)
-        graph.replay()
-
     def captures(self) -> Iterator[GraphKey]:
-        """See `CapturedSteps`. "prefill" and "mixed" are sized by tokens, "tail" by sampled rows."""
+        """See `CapturedSteps`. All but "tail", which is sized by sampled rows, are sized by tokens."""
         total = self._lattice.total_sms
         for sms in sorted(self._lattice.prefill_shares):
+            mixes = (False, True) if sms == total else (False,)
+            for tokens in reversed(self._layer_buckets):
+                kinds = [_LAYER_KINDS[mixed, False] for mixed in mixes]
+                if self._library is not None and tokens >= _LEAST_FRESH:
+                    kinds.append(_LAYER_KINDS[False, True])
+                yield from (GraphKey(kind, tokens, sms, layer) for kind in kinds for layer in range(self.layers))
             for tokens in reversed(self._token_buckets):
-                yield GraphKey("prefill", tokens, sms)
-                if sms == total:
-                    yield GraphKey("mixed", tokens, sms)
+                yield from (GraphKey("mixed" if mixed else "prefill", tokens, sms) for mixed in mixes)
             for rows in reversed(self._row_buckets):
                 if sms == total or rows <= _MOST_SAMPLED_ON_A_SHARE:
                     yield GraphKey("tail", rows, sms)
 
     def work(self, key: GraphKey, layers: int) -> None:
         """See `CapturedSteps`."""
-        kind, count, sms = key
+        kind, count, sms, layer = key
         if kind == "tail":
             self._tail_work(count, sms, capturing=True)
             return
-        parts: tuple[AttentionPart, ...] = (self._prefill_part(sms),)
+        context = self._context(count, sms, self._parts(kind, sms), capturing=True)
+        if layer >= 0:
+            hidden = self.workspace.hidden[:count]
+            self._model.run_layers(hidden, layer, layer + 1, context, self._cache)
+            return
         if kind == "mixed":
             self._begin_decode(sms)
-            parts = (*parts, self._decode_part())
-        context = self._context(count, sms, parts, capturing=True)
         hidden = self._model.embed(self._in.ids[:count], context)
         self._model.run_layers(hidden, 0, layers, context, self._cache)
 
@@ -210,7 +216,7 @@ class BatchSteps:
         if self._library is not None:
             nothing = np.zeros(0, dtype=np.int32)
             segments = SegmentArrays(np.zeros(1, dtype=np.int32), nothing, nothing)
-            self._library.plan(segments, self._lattice.total_sms, captured=True)
+            self._library.plan(segments, self._lattice.total_sms, fresh=False)
 
     def warm(self, stream: torch.cuda.Stream, sms: int, tokens: int, longest: int) -> None:
         """Compile and load what an eager step of `tokens` tokens needs, by running one layer of one.
@@ -229,3 +235,9 @@ class BatchSteps:
 
 
 _MOST_SAMPLED_ON_A_SHARE = 32
+
+_LEAST_FRESH = 1024
+"""From so many rows on it pays to read a fresh batch's K and V from its own rows."""
+
+_LAYER_KINDS = {(False, False): "layer", (False, True): "fresh layer", (True, False): "mixed layer"}
+"""What the graph of one layer is called: (with decode rows, fresh)."""

@@ -20,6 +20,11 @@ def token_buckets(most: int) -> tuple[int, ...]:
     return tuple(size for size in sizes if size <= most)
 
 
+def layer_buckets(least: int, most: int) -> tuple[int, ...]:
+    """Token counts above `least` of graphs of single layers: products compute whole tiles of 128 rows anyway."""
+    return tuple(size for size in range(128, most + 1, 128) if size > least)
+
+
 def bucket_of(buckets: Sequence[int], size: int) -> int | None:
     """The smallest bucket that holds `size`; None if none does."""
     at = bisect_left(buckets, size)

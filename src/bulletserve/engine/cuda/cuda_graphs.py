@@ -14,11 +14,12 @@ from bulletserve.core.errors import EngineError
 
 
 class GraphKey(NamedTuple):
-    """What a graph holds: a kind of step for `size` rows on `sms` SMs."""
+    """What a graph holds: a kind of step for `size` rows on `sms` SMs, all of it or one `layer`."""
 
     kind: str
     size: int
     sms: int
+    layer: int = -1
 
 
 class StepGraphs:
@@ -33,12 +34,19 @@ class StepGraphs:
         return len(self._graphs)
 
     def capture(self, key: GraphKey, stream: torch.cuda.Stream, work: Callable[[], None]) -> None:
-        """Record `work` on `stream`; every kernel in it must have been compiled before."""
+        """Record `work` on `stream`; every kernel in it must have run before, and nothing else may run meanwhile.
+
+        torch's own context manager collects garbage and empties its cache each time: 25 ms, for thousands of graphs.
+        """
         if self._sealed:
             raise EngineError(f"a graph was to be captured under traffic: {key}")
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
-            work()
+        with torch.cuda.stream(stream):
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                work()
+            finally:
+                graph.capture_end()
         self._graphs[key] = graph
 
     def seal(self) -> None:

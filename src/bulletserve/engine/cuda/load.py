@@ -5,6 +5,7 @@ card is otherwise empty, the cache takes what is left, and graphs come last beca
 is done nothing compiles, captures or tunes any more.
 """
 
+import gc
 import logging
 import sys
 import time
@@ -21,7 +22,7 @@ from bulletserve.core.shapes import ModelShape
 from bulletserve.core.snapshot import MAX_BATCH_PROMPTS, MAX_BATCH_TOKENS, MAX_RANGE_TOKENS
 from bulletserve.engine.cache_size import size_cache
 from bulletserve.engine.cuda.batch_steps import BatchSteps
-from bulletserve.engine.cuda.buckets import decode_buckets, token_buckets
+from bulletserve.engine.cuda.buckets import decode_buckets, layer_buckets, token_buckets
 from bulletserve.engine.cuda.cuda_graphs import CapturedSteps, GraphKey
 from bulletserve.engine.cuda.decode_steps import DecodeSteps
 from bulletserve.engine.cuda.executor import CudaExecutor
@@ -48,8 +49,11 @@ GRAPH_TOKENS = 512
 GROUP_S = 8e-3
 """Wanted duration of a prefill layer group: how soon a lane can take another share."""
 
-GRAPH_BYTES = 8 * 2**20
-"""What a captured step of some 300 kernels takes, as an estimate before the first is captured."""
+LAYER_GRAPH_TOKENS = 2304
+"""Larger ones up to so many replay a graph for each layer; beyond, a layer takes long enough to be launched eagerly."""
+
+GRAPH_BYTES, LAYER_GRAPH_BYTES = 2 * 2**20, 2**17
+"""What a captured step of some 300 kernels, and of one layer, takes: estimates before the first is captured."""
 
 BATCH_TOKENS_PER_SM = 16
 """Prompt tokens at which a batch keeps an SM's tensor cores busy: 2112 on 132 SMs."""
@@ -97,6 +101,7 @@ def load_cuda_engine(config: EngineConfig, checkpoint: Checkpoint, poster: Poste
     free_now, _ = torch.cuda.mem_get_info(device)
 
     rows, tokens = decode_buckets(max_seqs), token_buckets(GRAPH_TOKENS)
+    single_layers = layer_buckets(GRAPH_TOKENS, LAYER_GRAPH_TOKENS)
     budget = MemoryBudget(
         total_bytes=total_bytes,
         free_at_start_bytes=free_at_start,
@@ -106,7 +111,7 @@ def load_cuda_engine(config: EngineConfig, checkpoint: Checkpoint, poster: Poste
         utilization=config.gpu_memory_utilization,
         block_bytes=bytes_per_block(shape, config.block_size, dtype),
         block_size=config.block_size,
-        partitions=_estimates(lattice, len(rows), len(tokens)),
+        partitions=_estimates(lattice, len(rows), len(tokens), len(single_layers) * shape.num_layers),
     )
     budget.check(config.max_model_len or 2, "--max-model-len" if config.max_model_len else "the least there is")
     size = size_cache(config, shape, dtype, budget.block_room_bytes, budget.block_room_bytes, max_seqs)
@@ -121,6 +126,7 @@ def load_cuda_engine(config: EngineConfig, checkpoint: Checkpoint, poster: Poste
         lattice,
         max_tokens=step_rows,
         token_buckets=tokens,
+        layer_buckets=single_layers,
         row_buckets=rows,
         library=LibraryAttention(kernel, seats.device.tables, shape.num_kv_heads) if kernel else None,
     )
@@ -170,10 +176,16 @@ def group_token_layers(shape: ModelShape, sms: int, device: torch.device) -> int
     return max(1, int(GROUP_S * rate / (2 * layer_weights)))
 
 
-def _estimates(lattice: Lattice, row_buckets: int, token_buckets: int) -> tuple[PartitionMemory, ...]:
+def _estimates(
+    lattice: Lattice, row_buckets: int, token_buckets: int, single_layers: int
+) -> tuple[PartitionMemory, ...]:
     decode = len(lattice.decode_shares) * row_buckets
     batch = len(lattice.prefill_shares) * (token_buckets + row_buckets) + token_buckets
-    return (PartitionMemory("all partitions", decode + batch, GRAPH_BYTES),)
+    layers = 2 * len(lattice.prefill_shares) * single_layers + single_layers
+    return (
+        PartitionMemory("whole steps", decode + batch, GRAPH_BYTES),
+        PartitionMemory("single layers", layers, LAYER_GRAPH_BYTES),
+    )
 
 
 def _capture_all(
@@ -203,11 +215,17 @@ def _capture(steps: CapturedSteps, keys: list[GraphKey], stream: torch.cuda.Stre
     """Capture graphs of one stream; bytes of the card they took. One layer is run first, so that all is compiled."""
     with torch.cuda.stream(stream):
         for key in keys:
-            steps.work(key, 1)
+            if key.layer <= 0:
+                steps.work(key, 1)
     torch.cuda.synchronize()
     before, _ = torch.cuda.mem_get_info(device)
-    for key in keys:
-        steps.graphs.capture(key, stream, partial(steps.work, key, steps.layers))
+    gc.collect()
+    gc.disable()  # freeing somebody's device memory would break a capture
+    try:
+        for key in keys:
+            steps.graphs.capture(key, stream, partial(steps.work, key, steps.layers))
+    finally:
+        gc.enable()
     torch.cuda.synchronize()
     after, _ = torch.cuda.mem_get_info(device)
     return before - after
