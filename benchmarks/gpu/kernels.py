@@ -17,7 +17,9 @@ from torch import Tensor
 
 from bulletserve.core.plan import Lane
 from bulletserve.engine.cuda.batch_inputs import SegmentArrays
+from bulletserve.engine.cuda.library_attention import LibraryPart
 from bulletserve.kernels.cuda.activation import silu_mul
+from bulletserve.kernels.cuda.decode_attention import DecodeAttention
 from bulletserve.kernels.cuda.matmul import Weight, matmul
 from bulletserve.kernels.cuda.matmul_choice import Choice
 from bulletserve.kernels.cuda.norm import rms_norm
@@ -88,10 +90,13 @@ def kv_bytes(bench: Bench, rows: int, context: int) -> float:
     return float(rows * context * bench.shape.kv_elements_per_token // bench.shape.num_layers * 2)
 
 
-def decode_attention(bench: Bench, rows: int, context: int, sms: int) -> Operator:
-    """Decode attention over random blocks, layer by layer."""
+def decode_attention(bench: Bench, rows: int, context: int, sms: int, *, own: bool = False) -> Operator:
+    """Decode attention over random blocks, layer by layer; `own`: by our kernel, whatever the engine uses."""
     shape, steps = bench.shape, bench.executor.decode
     kernel, device = steps._attention, torch.device("cuda")
+    if own:
+        sizes = (shape.num_heads, shape.num_kv_heads, shape.head_dim, bench.block_size, bench.total_sms)
+        kernel = DecodeAttention(rows, *sizes, device, shape.sliding_window)
     tables = _tables(bench, rows, context)
     seats = torch.arange(rows, dtype=torch.int32, device=device)
     lengths = torch.full((rows,), context - 1, dtype=torch.int32, device=device)
@@ -108,11 +113,12 @@ def decode_attention(bench: Bench, rows: int, context: int, sms: int) -> Operato
 
     flops = 4.0 * rows * context * shape.num_heads * shape.head_dim
     calls = [call(kv) for kv in bench.executor.cache.layers]
-    return Operator("attention", calls, flops, kv_bytes(bench, rows, context), shape.num_layers)
+    name = "attention_own" if own else "attention"
+    return Operator(name, calls, flops, kv_bytes(bench, rows, context), shape.num_layers)
 
 
-def prefill_attentions(bench: Bench, tokens: int, sms: int, *, eager: bool) -> Iterator[Operator]:
-    """Causal attention of one whole prompt: our kernel, and the library's where the engine uses it (`eager` steps)."""
+def prefill_attentions(bench: Bench, tokens: int, sms: int) -> Iterator[Operator]:
+    """Causal attention of one whole prompt: our kernel, the library's over pages and over the prompt's own rows."""
     shape, steps, device = bench.shape, bench.executor.batch, torch.device("cuda")
     tables = _tables(bench, 1, tokens)
     qkv, q, out = _queries(bench, tokens)
@@ -127,19 +133,21 @@ def prefill_attentions(bench: Bench, tokens: int, sms: int, *, eager: bool) -> I
         return lambda: prefill_attention(q, kv, tables, segments, out, sms)
 
     yield Operator("attention_own", [own(kv) for kv in layers], flops, moved, shape.num_layers)
-    if steps._library is None or not eager:
+    if steps._library is None:
         return
-    attention = steps._library
     words = [np.array(values, dtype=np.int32) for values in ([0, tokens], [tokens], [0])]
-    torch.cuda.synchronize()
-    with torch.cuda.stream(bench.stream(Lane.PREFILL, sms)):
-        attention.plan(SegmentArrays(*words), sms)
-    torch.cuda.synchronize()
+    for fresh in (False, True):
+        part = steps._library.part(fresh=fresh)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(bench.stream(Lane.PREFILL, sms)):
+            steps._library.plan(SegmentArrays(*words), sms, fresh=fresh)
+        torch.cuda.synchronize()
 
-    def library(kv: Tensor) -> Callable[[], None]:
-        return lambda: attention.run(qkv, q, kv, out)
+        def library(kv: Tensor, part: LibraryPart = part) -> Callable[[], None]:
+            return lambda: part.run(qkv, q, kv, out)
 
-    yield Operator("attention", [library(kv) for kv in layers], flops, moved, shape.num_layers, capture=False)
+        name = "attention_fresh" if fresh else "attention"
+        yield Operator(name, [library(kv) for kv in layers], flops, moved, shape.num_layers)
 
 
 def products(bench: Bench, lane: Lane, rows: int, sms: int, capturing: bool) -> Iterator[Operator]:
