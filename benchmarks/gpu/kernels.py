@@ -18,7 +18,6 @@ from torch import Tensor
 from bulletserve.core.plan import Lane
 from bulletserve.engine.cuda.batch_inputs import SegmentArrays
 from bulletserve.engine.cuda.library_attention import LibraryPart
-from bulletserve.kernels.cuda.activation import silu_mul
 from bulletserve.kernels.cuda.decode_attention import DecodeAttention
 from bulletserve.kernels.cuda.matmul import Weight, matmul
 from bulletserve.kernels.cuda.matmul_choice import Choice
@@ -151,7 +150,8 @@ def prefill_attentions(bench: Bench, tokens: int, sms: int) -> Iterator[Operator
 
 
 def products(bench: Bench, lane: Lane, rows: int, sms: int, capturing: bool) -> Iterator[Operator]:
-    """The four projections and the head, as the engine's table of choices has them for these rows and SMs.
+    """The four projections and the head, as the engine's table of choices has them for these rows and SMs; gate and up
+    with silu and product.
 
     `capturing`: as in a graph, else as in an eager step.
     """
@@ -163,7 +163,7 @@ def products(bench: Bench, lane: Lane, rows: int, sms: int, capturing: bool) -> 
     places = {
         "qkv": (space.normed, space.qkv, (q + kv, shape.hidden_size), False),
         "output": (space.attended, space.hidden, (shape.hidden_size, q), True),
-        "gate_up": (space.normed, space.gate_up, (2 * shape.intermediate_size, shape.hidden_size), False),
+        "gate_up": (space.normed, space.active, (2 * shape.intermediate_size, shape.hidden_size), False),
         "down": (space.active, space.hidden, (shape.hidden_size, shape.intermediate_size), True),
         "head": (space.normed, space.logits, (shape.vocab_size, shape.hidden_size), False),
     }
@@ -177,10 +177,11 @@ def products(bench: Bench, lane: Lane, rows: int, sms: int, capturing: bool) -> 
         choice = choices.choose(n, k, rows, sms, capturing)
 
         def call(weight: Weight, x: Tensor, out: Tensor, choice: Choice, adds: bool) -> Callable[[], None]:
-            return lambda: matmul(x, weight, out, choice, sms, space.matmul, out if adds else None)
+            wide = space.gate_up[: x.shape[0]] if weight.gated else None
+            return lambda: matmul(x, weight, out, choice, sms, space.matmul, out if adds else None, wide)
 
         weights = model.projections[n, k][:most]
-        moved = 2.0 * (n * k + rows * k) + out.element_size() * rows * n * (2 if adds else 1)
+        moved = 2.0 * (n * k + rows * k) + out.element_size() * out.numel() * (2 if adds else 1)
         per_step = 1 if name == "head" else shape.num_layers
         loss = wave_loss(choice, rows, n, k, sms)
         yield Operator(
@@ -189,19 +190,16 @@ def products(bench: Bench, lane: Lane, rows: int, sms: int, capturing: bool) -> 
 
 
 def small(bench: Bench, lane: Lane, rows: int, sms: int) -> Iterator[Operator]:
-    """Norms, silu, rope with the write of K and V, and (for decode) greedy sampling: all bound by memory."""
+    """Norms, rope with the write of K and V, and (for decode) greedy sampling: all bound by memory."""
     steps = bench.executor.decode if lane is Lane.DECODE else bench.executor.batch
     shape, space, model, device = bench.shape, steps.workspace, steps._model, torch.device("cuda")
-    hidden, qkv, gate_up = space.hidden[:rows], space.qkv[:rows], space.gate_up[:rows]
-    for tensor in (hidden, qkv, gate_up):
+    hidden, qkv = space.hidden[:rows], space.qkv[:rows]
+    for tensor in (hidden, qkv):
         tensor.normal_()
     weight, width = model._final_norm, shape.num_layers
 
     def norm() -> None:
         rms_norm(hidden, weight, shape.rms_eps, space.normed[:rows])
-
-    def silu() -> None:
-        silu_mul(gate_up, space.active[:rows])
 
     positions = torch.arange(rows, dtype=torch.int32, device=device)
     slots = (torch.randperm(bench.loaded.size.total_blocks, device=device)[:rows] + 1) * bench.block_size
@@ -211,7 +209,6 @@ def small(bench: Bench, lane: Lane, rows: int, sms: int) -> Iterator[Operator]:
         return lambda: rope_write(qkv, positions, slots, table, kv, shape.num_heads, shape.num_kv_heads)
 
     yield Operator("norm", [norm] * width, 0.0, 4.0 * hidden.numel(), 2 * width)
-    yield Operator("silu", [silu] * width, 0.0, 3.0 * gate_up.numel(), width)
     yield Operator("rope_write", [rope(kv) for kv in bench.executor.cache.layers], 0.0, 4.0 * qkv.numel(), width)
     if lane is Lane.PREFILL:
         return

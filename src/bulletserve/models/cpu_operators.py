@@ -38,6 +38,10 @@ class CpuOperators:
         """See `Operators`."""
         return matmul.pack(weight, bias)
 
+    def pack_gated(self, gate: Tensor, up: Tensor) -> Projection:
+        """See `Operators`."""
+        return matmul.pack(torch.cat((gate, up)))
+
     def embed(self, ids: Tensor, table: Tensor, context: StepContext | None) -> Tensor:
         """See `Operators`; `ids` int64."""
         return F.embedding(ids, table)
@@ -88,9 +92,9 @@ class CpuLayerOperators:
         """See `LayerOperators`."""
         return matmul.linear_add(x, projection, residual)
 
-    def gated_silu(self, gate_up: Tensor) -> Tensor:
+    def gated(self, x: Tensor, projection: Projection) -> Tensor:
         """See `LayerOperators`."""
-        return matmul.gated_silu(gate_up)
+        return matmul.gated_silu(matmul.linear(x, projection))
 
     def attend(self, qkv: Tensor, qk_norm: Tensor | None, kv: Tensor) -> Tensor:
         """See `LayerOperators`."""

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from bulletserve.core.shapes import ModelShape
-from bulletserve.kernels.cuda.activation import silu_mul
 from bulletserve.kernels.cuda.embedding import embed
-from bulletserve.kernels.cuda.matmul import MatmulScratch, Weight, matmul
+from bulletserve.kernels.cuda.matmul import MatmulScratch, Weight, gated_weight, matmul
 from bulletserve.kernels.cuda.matmul_choice import ChoiceTable
 from bulletserve.kernels.cuda.norm import rms_norm
 from bulletserve.kernels.cuda.rope import rope_table, rope_write
@@ -90,6 +89,10 @@ class CudaOperators:
         """See `Operators`."""
         return Weight(weight.contiguous(), bias)
 
+    def pack_gated(self, gate: Tensor, up: Tensor) -> Weight:
+        """See `Operators`."""
+        return gated_weight(gate, up)
+
     def embed(self, ids: Tensor, table: Tensor, context: CudaStepContext) -> Tensor:
         """See `Operators`; `ids` int32, negative for padding. The result is the workspace's residual stream."""
         hidden = context.workspace.hidden[: ids.shape[0]]
@@ -110,12 +113,18 @@ class CudaOperators:
         return logits
 
     def multiply(
-        self, x: Tensor, weight: Weight, out: Tensor, context: CudaStepContext, residual: Tensor | None = None
+        self,
+        x: Tensor,
+        weight: Weight,
+        out: Tensor,
+        context: CudaStepContext,
+        residual: Tensor | None = None,
+        wide: Tensor | None = None,
     ) -> None:
         """The matrix product chosen for this shape, these rows and these SMs."""
         n, k = weight.weight.shape
         choice = self.choices.choose(n, k, x.shape[0], context.sms, context.capturing)
-        matmul(x, weight, out, choice, context.sms, context.workspace.matmul, residual)
+        matmul(x, weight, out, choice, context.sms, context.workspace.matmul, residual, wide)
 
 
 class CudaLayerOperators:
@@ -134,10 +143,8 @@ class CudaLayerOperators:
         return out
 
     def linear(self, x: Tensor, projection: Weight) -> Tensor:
-        """See `LayerOperators`. By its width it is the packed q, k, v or the packed gate and up projection."""
-        space = self._workspace
-        buffer = space.qkv if projection.weight.shape[0] == space.qkv.shape[1] else space.gate_up
-        out = buffer[: x.shape[0]]
+        """See `LayerOperators`; the packed q, k and v are the only ones without an addition."""
+        out = self._workspace.qkv[: x.shape[0]]
         self._operators.multiply(x, projection, out, self._context)
         return out
 
@@ -146,10 +153,11 @@ class CudaLayerOperators:
         self._operators.multiply(x, projection, residual, self._context, residual)
         return residual
 
-    def gated_silu(self, gate_up: Tensor) -> Tensor:
+    def gated(self, x: Tensor, projection: Weight) -> Tensor:
         """See `LayerOperators`."""
-        out = self._workspace.active[: gate_up.shape[0]]
-        silu_mul(gate_up, out)
+        rows, space = x.shape[0], self._workspace
+        out = space.active[:rows]
+        self._operators.multiply(x, projection, out, self._context, wide=space.gate_up[:rows])
         return out
 
     def attend(self, qkv: Tensor, qk_norm: Tensor | None, kv: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ lanes run steps at once. Projections that read the same input are packed into on
 a decode step is bound by weight streaming and by the number of launches.
 """
 
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 import torch
@@ -58,10 +58,11 @@ class Decoder:
         self._embedding = take("model.embed_tokens.weight", vocabulary, hidden)
         self.device = self._embedding.device
         self._operators = operators or CpuOperators(shape, dtype, self.device)
-        pack = self._operators.pack
-        self._layers = [_pack_layer(shape, take, pack, i) for i in range(shape.num_layers)]
+        self._layers = [_pack_layer(shape, take, self._operators, i) for i in range(shape.num_layers)]
         self._final_norm = take("model.norm.weight", hidden)
-        self._head = pack(self._embedding if shape.tied_embeddings else take("lm_head.weight", vocabulary, hidden))
+        self._head = self._operators.pack(
+            self._embedding if shape.tied_embeddings else take("lm_head.weight", vocabulary, hidden)
+        )
 
     @torch.inference_mode()
     def embed(self, ids: Tensor, context: Context = None) -> Tensor:
@@ -102,8 +103,8 @@ class Decoder:
     def _run_layer(self, hidden: Tensor, layer: _Layer, kv: Tensor, do: LayerOperators) -> Tensor:
         qkv = do.linear(do.norm(hidden, layer.attention_norm), layer.qkv)
         hidden = do.linear_add(do.attend(qkv, layer.qk_norm, kv), layer.output, hidden)
-        gate_up = do.linear(do.norm(hidden, layer.mlp_norm), layer.gate_up)
-        return do.linear_add(do.gated_silu(gate_up), layer.down, hidden)
+        active = do.gated(do.norm(hidden, layer.mlp_norm), layer.gate_up)
+        return do.linear_add(active, layer.down, hidden)
 
 
 class _Take:
@@ -124,7 +125,8 @@ class _Take:
         return tensor.detach().to(self._dtype)
 
 
-def _pack_layer(shape: ModelShape, take: _Take, pack: Callable[..., Projection], index: int) -> _Layer:
+def _pack_layer(shape: ModelShape, take: _Take, operators: Operators, index: int) -> _Layer:
+    pack = operators.pack
     prefix = f"model.layers.{index}."
     hidden, inner = shape.hidden_size, shape.intermediate_size
     q, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
@@ -142,6 +144,6 @@ def _pack_layer(shape: ModelShape, take: _Take, pack: Callable[..., Projection],
         qk_norm=qk_norm,
         output=pack(take(f"{attention}o_proj.weight", hidden, q)),
         mlp_norm=take(f"{prefix}post_attention_layernorm.weight", hidden),
-        gate_up=pack(torch.cat([take(f"{mlp}{n}_proj.weight", inner, hidden) for n in ("gate", "up")])),
+        gate_up=operators.pack_gated(*(take(f"{mlp}{n}_proj.weight", inner, hidden) for n in ("gate", "up"))),
         down=pack(take(f"{mlp}down_proj.weight", hidden, inner)),
     )

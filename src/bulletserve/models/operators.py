@@ -35,8 +35,8 @@ class LayerOperators(Protocol):
         [T, heads * head_dim]. Overwrites `qkv`.
         """
 
-    def gated_silu(self, gate_up: Tensor) -> Tensor:
-        """silu(gate) * up of [T, 2 * I], gate first -> [T, I]. May overwrite its argument."""
+    def gated(self, x: Tensor, projection: Projection) -> Tensor:
+        """silu(x gate^T) * (x up^T) of x [T, in] -> [T, I]; `projection` from `pack_gated`."""
 
 
 class Operators(Protocol):
@@ -44,6 +44,9 @@ class Operators(Protocol):
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Projection:
         """Lay out `weight` [out, in] for this device."""
+
+    def pack_gated(self, gate: Tensor, up: Tensor) -> Projection:
+        """Lay out `gate` and `up` [I, in], which read the same input, as one."""
 
     def embed(self, ids: Tensor, table: Tensor, context: Context) -> Tensor:
         """Rows `ids` [T] of `table` [vocabulary, H]."""

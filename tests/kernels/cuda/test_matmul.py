@@ -8,7 +8,14 @@ pytest.importorskip("triton")
 from bulletserve.core.errors import ConfigError
 from bulletserve.kernels import reference
 from bulletserve.kernels.cuda import matmul as module
-from bulletserve.kernels.cuda.matmul import MOST_PER_SM, MOST_TILE_ELEMENTS, MatmulScratch, Weight, matmul
+from bulletserve.kernels.cuda.matmul import (
+    MOST_PER_SM,
+    MOST_TILE_ELEMENTS,
+    MatmulScratch,
+    Weight,
+    gated_weight,
+    matmul,
+)
 from bulletserve.kernels.cuda.matmul_choice import Choice, Stream, schedule
 from bulletserve.kernels.cuda.matmul_tuning import all_ways, candidates, modelled_s, tune, warm
 
@@ -109,6 +116,37 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(device: torch.device, strea
     matmul(x, weight, together, choice, 7, scratch)
     matmul(x[5:6], weight, alone, choice, 7, scratch)
     assert torch.equal(alone[0], together[5])
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 4])
+@pytest.mark.parametrize("swap", [False, True])
+@pytest.mark.parametrize("stream", STREAMS)
+def test_a_gated_weight_ends_in_silu_times_up(device: torch.device, stream: Stream, swap: bool, chunks: int) -> None:
+    check_gated(device, 70, small(stream, swap=swap, chunks=chunks, block_m=64))
+
+
+def test_a_library_computes_the_same_of_a_gated_weight(device: torch.device) -> None:
+    check_gated(device, 19, Choice("cublas"))
+
+
+def check_gated(device: torch.device, m: int, choice: Choice) -> None:
+    x, gate, up = (torch.randn(rows, 96, device=device).half() for rows in (m, 136, 136))
+    weight = gated_weight(gate, up)
+    out = torch.full((m, 136), float("nan"), dtype=torch.float16, device=device)
+    wide = torch.full((m, 272), float("nan"), dtype=torch.float16, device=device)
+    scratch = MatmulScratch(device, 5, max(choice.block_m * choice.block_n, 1))
+    for _ in range(2):
+        out.fill_(float("nan"))
+        matmul(x, weight, out, choice, 5, scratch, None, wide)
+        expected = torch.nn.functional.silu(reference.linear(x, gate)) * reference.linear(x, up)
+        error = (out.float() - expected).norm() / expected.norm()
+        assert error < 2e-3, error
+    assert wide.isnan().all() == (choice.kind == "triton")
+
+
+def test_a_gated_weight_wants_whole_turns(device: torch.device) -> None:
+    with pytest.raises(ConfigError, match="multiple of 8"):
+        gated_weight(torch.zeros(12, 16, device=device), torch.zeros(12, 16, device=device))
 
 
 @pytest.mark.parametrize("residual", [False, True])

@@ -91,4 +91,5 @@ def _sample(found: list[Weight], is_head: bool) -> list[Weight]:
     """A few of the layers' weights, spread; of the head's shape, the head itself."""
     if is_head:
         return found[-1:]
+    found = [weight for weight in found if weight.gated == found[0].gated]
     return found[:: max(1, len(found) // _SAMPLE_WEIGHTS)][:_SAMPLE_WEIGHTS]

@@ -1,5 +1,9 @@
 """Matrix products that take as many SMs as they are given: out = x W^T (+ bias) (+ residual), rounded once.
 
+A gated weight is the packed gate and up projection of a SwiGLU: its product ends in silu(gate) * up, before anything
+is written. Its rows lie in turns of eight of the gate and eight of up, which is how the tensor cores hand sums out: a
+thread has both partners.
+
 Knows nothing about models, partitions or graphs: it is told how many SMs the stream has. One persistent Triton
 kernel does it all. Its programs may first share the K loops of a few tiles evenly (stream-K), then take whole tiles
 in turn, so that no SM idles through a last, part-filled wave. A tile that several programs worked on is summed by
@@ -24,6 +28,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from bulletserve.core.errors import ConfigError
+from bulletserve.kernels.cuda.activation import TURN, silu_mul
 from bulletserve.kernels.cuda.matmul_choice import Choice, most_streamed_tiles, schedule
 
 _ALIGNMENT = 16  # bytes: what the copy engine needs of addresses and row strides
@@ -64,11 +69,29 @@ def _chunk(acc, INDEX: tl.constexpr, CHUNKS: tl.constexpr):
 
 
 @triton.jit
+def _gated(chunk, SWAP: tl.constexpr):
+    """silu(gate) * up of a chunk whose weight rows are gate and up in turns of eight."""
+    if SWAP:
+        turns = tl.permute(tl.reshape(chunk, (chunk.shape[0] // 16, 2, 8, chunk.shape[1])), (0, 2, 3, 1))
+        gate, up = tl.split(turns)
+        both = tl.reshape(gate / (1.0 + tl.exp(-gate)) * up, (chunk.shape[0] // 2, chunk.shape[1]))
+    else:
+        turns = tl.permute(tl.reshape(chunk, (chunk.shape[0], chunk.shape[1] // 16, 2, 8)), (0, 1, 3, 2))
+        gate, up = tl.split(turns)
+        both = tl.reshape(gate / (1.0 + tl.exp(-gate)) * up, (chunk.shape[0], chunk.shape[1] // 2))
+    return both
+
+
+@triton.jit
 def _finish(
     chunk, INDEX: tl.constexpr, row, col, rows, cols, out, out_stride, bias, residual, residual_stride,
-    SWAP: tl.constexpr,
+    SWAP: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
     """Adds bias and residual to the INDEX-th chunk of the tile that begins at [row, col]; writes what is inside out."""
+    if GATED:
+        chunk = _gated(chunk, SWAP)
+        col //= 2
+        cols //= 2
     if SWAP:
         row += INDEX * chunk.shape[1]
         in_col = tl.arange(0, chunk.shape[0])[:, None]
@@ -117,6 +140,7 @@ def _matmul(
     SWAP: tl.constexpr,
     CHUNKS: tl.constexpr,
     GROUP: tl.constexpr,
+    GATED: tl.constexpr,
 ):
     A: tl.constexpr = BLOCK_N if SWAP else BLOCK_M
     B: tl.constexpr = BLOCK_M if SWAP else BLOCK_N
@@ -182,7 +206,7 @@ def _matmul(
                 for c in tl.static_range(CHUNKS):
                     _finish(
                         _chunk(acc, c, CHUNKS), c, done_row, done_col, rows, cols,
-                        out, out_stride, bias, residual, residual_stride, SWAP,
+                        out, out_stride, bias, residual, residual_stride, SWAP, GATED,
                     )  # fmt: skip
             else:
                 slot = program * 2 + tl.where(done_tile == first_tile, 0, 1)
@@ -213,7 +237,8 @@ def _matmul(
                         for p in range(2, last - first + 1):
                             total += tl.load(other + (p - 1) * 2 * (A * B) + part, cache_modifier=".cg")
                         _finish(
-                            total, c, row, col, rows, cols, out, out_stride, bias, residual, residual_stride, SWAP
+                            total, c, row, col, rows, cols, out, out_stride, bias, residual, residual_stride, SWAP,
+                            GATED,
                         )  # fmt: skip
 
 
@@ -232,13 +257,15 @@ class MatmulScratch:
 class Weight:
     """A weight [N, K], contiguous, with an optional bias [N], and its descriptors for the copy engine.
 
-    Raises ConfigError unless eight divides N and K.
+    `gated`: made by `gated_weight`, its product is [M, N / 2]. Raises ConfigError unless eight divides N and K.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> None:
         if weight.dim() != 2 or weight.shape[0] % 8 or weight.shape[1] % 8 or not weight.is_contiguous():
             raise ConfigError(f"a weight must be contiguous [N, K] with N and K multiples of 8, not {weight.shape}")
         self.weight = weight
+        self.gated = gated
+        self.out_features = weight.shape[0] // (2 if gated else 1)
         self.transposed = weight.T
         self.bias = bias
         self._descriptors: dict[tuple[int, int], TensorDescriptor] = {}
@@ -252,6 +279,14 @@ class Weight:
         return descriptor
 
 
+def gated_weight(gate: Tensor, up: Tensor) -> Weight:
+    """The weight of silu(x gate^T) * (x up^T), `gate` and `up` [I, K]; ConfigError unless eight divides I and K."""
+    if gate.shape[0] % TURN or gate.shape != up.shape:
+        raise ConfigError(f"gate and up must be [I, K] with I a multiple of {TURN}, not {gate.shape} and {up.shape}")
+    turns = torch.stack([half.view(-1, TURN, half.shape[1]) for half in (gate, up)], dim=1)
+    return Weight(turns.view(-1, gate.shape[1]), gated=True)
+
+
 def matmul(
     x: Tensor,
     weight: Weight,
@@ -260,29 +295,31 @@ def matmul(
     sms: int,
     scratch: MatmulScratch,
     residual: Tensor | None = None,
+    wide: Tensor | None = None,
 ) -> None:
     """out [M, N] = x [M, K] W^T (+ bias) (+ residual [M, N], which may be `out` itself), on `sms` SMs.
 
-    `out` is of x's dtype or float32; sums are float32 and rounded once (cuBLAS with bias and residual: twice).
-    Rows are contiguous and 16-byte aligned. Raises ConfigError where they are not.
+    A gated weight takes neither bias nor residual and gives [M, N / 2]; libraries put its plain product into `wide`
+    [M, N] first. `out` is of x's dtype or float32; sums are float32 and rounded once (cuBLAS with bias and residual:
+    twice). Rows are contiguous and 16-byte aligned. Raises ConfigError where they are not.
     """
     if choice.kind == "triton":
         _launch(x, weight, out, choice, sms, scratch, residual)
     elif choice.kind == "cublas":
-        _blas(x, weight, out, residual)
+        _blas(x, weight, out, residual, wide)
     else:
         with blas_sms(sms, _total_sms(x.device)):
-            _blas(x, weight, out, residual)
+            _blas(x, weight, out, residual, wide)
 
 
-_compiled: dict[tuple[Choice, torch.dtype, torch.dtype, bool, bool], Any] = {}
+_compiled: dict[tuple[Choice, torch.dtype, torch.dtype, bool, bool, bool], Any] = {}
 
 
 def _launch(
     x: Tensor, weight: Weight, out: Tensor, choice: Choice, sms: int, scratch: MatmulScratch, residual: Tensor | None
 ) -> None:
     programs, arguments = _arguments(x, weight, out, choice, sms, scratch, residual)
-    key = (choice, x.dtype, out.dtype, weight.bias is not None, residual is not None)
+    key = (choice, x.dtype, out.dtype, weight.bias is not None, residual is not None, weight.gated)
     compiled = _compiled.get(key)
     if compiled is None:  # also whenever Triton interprets: then a launch returns None
         _compiled[key] = _matmul[(programs,)](*arguments, num_warps=choice.warps, num_stages=choice.stages)
@@ -295,8 +332,8 @@ def _arguments(
 ) -> tuple[int, tuple[Any, ...]]:
     """The kernel's grid and its arguments in order."""
     rows, inner = x.shape
-    cols = out.shape[1]
-    if (inner, cols) != (weight.weight.shape[1], weight.weight.shape[0]) or out.shape[0] != rows:
+    cols = weight.weight.shape[0]
+    if (rows, weight.out_features) != out.shape or inner != weight.weight.shape[1]:
         raise ConfigError(f"{x.shape} times {weight.weight.shape} transposed does not go into {out.shape}")
     addresses = x.data_ptr() | out.data_ptr() | (0 if residual is None else residual.data_ptr())
     out_stride = out.stride(0)
@@ -326,10 +363,17 @@ def _arguments(
         choice.swap,
         choice.chunks,
         _GROUP_ROWS // choice.block_m,
+        weight.gated,
     )
 
 
-def _blas(x: Tensor, weight: Weight, out: Tensor, residual: Tensor | None) -> None:
+def _blas(x: Tensor, weight: Weight, out: Tensor, residual: Tensor | None, wide: Tensor | None) -> None:
+    if weight.gated:
+        if wide is None:
+            raise ConfigError("a library's product with a gated weight needs memory for gate and up")
+        torch.mm(x, weight.transposed, out=wide)
+        silu_mul(wide, out)
+        return
     bias = weight.bias if residual is None else residual
     options: dict[str, Any] = {} if out.dtype == x.dtype else {"out_dtype": out.dtype}
     if bias is None:

@@ -112,11 +112,21 @@ class _Bench:
     inputs: Mapping[int, Tensor]
     outputs: Mapping[torch.dtype, Tensor]
 
-    def buffers(self, shape: Shape, m: int) -> tuple[Tensor, Tensor]:
-        """x [m, k] and an output [m, n]."""
+    def buffers(self, shape: Shape, m: int) -> tuple[Tensor, Tensor, Tensor]:
+        """x [m, k], an output as wide as the product, and [m, n] for what libraries write of a gated one."""
         n, k = shape
-        out = self.outputs[torch.float32 if shape in self.float_out else self.dtype]
-        return self.inputs[k][:m], out[: m * n].view(m, n)
+        memory = self.outputs[torch.float32 if shape in self.float_out else self.dtype]
+        width = self.weights[shape][0].out_features
+        return self.inputs[k][:m], memory[m * n :][: m * width].view(m, width), memory[: m * n].view(m, n)
+
+    def run(self, shape: Shape, m: int, sms: int, choice: Choice, weight: Weight, *, adds: bool = False) -> None:
+        """One product; `adds`: to its output."""
+        x, out, wide = self.buffers(shape, m)
+        matmul(x, weight, out, choice, sms, self.scratch, out if adds else None, wide)
+
+    def adds(self, shape: Shape) -> bool:
+        """Whether products of this shape may have to add to what is there."""
+        return shape not in self.float_out and not self.weights[shape][0].gated
 
     def times_s(
         self, shape: Shape, m: int, sms: int, stream: torch.cuda.Stream, choices: Sequence[Choice]
@@ -150,15 +160,14 @@ class _Bench:
 
     def _graph(self, shape: Shape, m: int, sms: int, choice: Choice, rounds: int) -> torch.cuda.CUDAGraph:
         """`rounds` walks through the weights of a shape, captured on the current stream."""
-        x, out = self.buffers(shape, m)
         weights = self.weights[shape]
-        matmul(x, weights[0], out, choice, sms, self.scratch)
+        self.run(shape, m, sms, choice, weights[0])
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(capture_error_mode="thread_local")
         try:
             for weight in [weight for _ in range(rounds) for weight in weights]:
-                matmul(x, weight, out, choice, sms, self.scratch)
+                self.run(shape, m, sms, choice, weight)
         finally:
             graph.capture_end()
         return graph
@@ -210,23 +219,22 @@ def _bench(
     outputs: dict[torch.dtype, Tensor] = {}
     for out_dtype, shapes in ((dtype, set(weights) - set(float_out)), (torch.float32, set(weights) & set(float_out))):
         if shapes:
-            outputs[out_dtype] = torch.empty(rows * max(n for n, _ in shapes), device=device, dtype=out_dtype)
+            outputs[out_dtype] = torch.empty(2 * rows * max(n for n, _ in shapes), device=device, dtype=out_dtype)
     return _Bench(weights, dtype, float_out, scratch, inputs, outputs)
 
 
 def _compile_all(bench: _Bench, wanted: Iterable[tuple[Shape, Choice]], *, residuals: bool) -> None:
     def compile_one(item: tuple[Shape, Choice]) -> None:
         shape, choice = item
-        x, out = bench.buffers(shape, 1)
+        x, out, _ = bench.buffers(shape, 1)
         compile_ahead(x, bench.weights[shape][0], out, choice, bench.scratch, None)
-        if residuals and shape not in bench.float_out:
+        if residuals and bench.adds(shape):
             compile_ahead(x, bench.weights[shape][0], out, choice, bench.scratch, out)
 
     first: dict[tuple[object, ...], tuple[Shape, Choice]] = {}
     for shape, choice in wanted:
-        first.setdefault(
-            (shape in bench.float_out, bench.weights[shape][0].bias is None, choice.kernel), (shape, choice)
-        )
+        weight = bench.weights[shape][0]
+        first.setdefault((shape in bench.float_out, weight.bias is None, weight.gated, choice.kernel), (shape, choice))
     with ThreadPoolExecutor(_COMPILERS) as pool:
         list(pool.map(compile_one, first.values()))
 
@@ -246,7 +254,6 @@ def warm(
     wanted = [(shape, choice) for shape in weights for choice in table.choices(*shape) if choice.kind == "triton"]
     _compile_all(bench, wanted, residuals=True)
     for shape, choice in [*wanted, *((shape, CUBLAS) for shape in weights)]:
-        x, out = bench.buffers(shape, 1)
-        matmul(x, weights[shape], out, choice, 1, scratch)
-        if shape not in float_out:
-            matmul(x, weights[shape], out, choice, 1, scratch, out)
+        bench.run(shape, 1, 1, choice, weights[shape])
+        if bench.adds(shape):
+            bench.run(shape, 1, 1, choice, weights[shape], adds=True)
