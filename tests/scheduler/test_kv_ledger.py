@@ -45,12 +45,9 @@ class LedgerMachine(RuleBasedStateMachine):
         names = list(block_hashes(tokens, SIZE, salt))
         wanted = len(names) + more
         owner, self.next_owner = self.next_owner, self.next_owner + 1
-        block_of = {name: block for block, name in self.name_of.items()}
-        hits = []
-        for name in names:
-            if name not in block_of:
-                break
-            hits.append(block_of[name])
+        found, count = self.ledger._runs.match(names)
+        hits = [block for run, blocks in found for block in run.blocks[:blocks]]
+        assert len(hits) == count and [self.name_of[block] for block in hits] == names[:count]
         can_take = [block for block in self.all_idle() if block not in hits]
         before = books(self.ledger)
         if wanted - len(hits) > len(can_take):
@@ -106,13 +103,17 @@ class LedgerMachine(RuleBasedStateMachine):
         owner = data.draw(st.sampled_from(sorted(self.held)))
         names = self.names[owner][: len(self.held[owner])]
         end = data.draw(st.integers(0, len(names)))
+        known = self.ledger._holdings[owner].known
+        chained = self.ledger.knows(names[:known])
         self.ledger.register(owner, names, end)
-        for block, name in zip(self.held[owner], names[:end], strict=False):
-            if self.name_of.get(block) == name:
-                continue
-            if name in self.name_of.values() or owner in self.named_before_reset:
-                break
-            self.name_of[block] = name
+        for run in self.ledger._runs._run_at.values():
+            self.name_of |= dict(zip(run.blocks, run.names, strict=True))
+        if owner in self.named_before_reset:
+            assert not set(self.name_of) & set(self.held[owner])
+            return
+        for block, name in zip(self.held[owner], names, strict=False):
+            assert self.name_of.get(block, name) == name
+        assert not chained or self.ledger.knows(names[:end]), "what was computed is not found"
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -126,9 +127,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule()
     def forget_prefixes(self) -> None:
         self.ledger.forget_prefixes()
-        self.named_before_reset |= {
-            owner for owner, blocks in self.held.items() if blocks[:1] and blocks[0] in self.name_of
-        }
+        self.named_before_reset |= set(self.held)
         self.name_of.clear()
         self.idle.clear()
 
@@ -234,9 +233,7 @@ def break_a_path(ledger: KvLedger) -> None:
 
 def run_of(ledger: KvLedger, owner: int) -> Run:
     """Its last run."""
-    run = ledger._holdings[owner].tip
-    assert run is not None
-    return run
+    return ledger._holdings[owner].runs[-1]
 
 
 DAMAGE = (
@@ -275,7 +272,7 @@ def test_a_run_grows_while_only_its_maker_holds_it() -> None:
     assert ledger.allocate(1, 4, names) == 3
     ledger.register(0, names, 4)
     assert run_of(ledger, 0).blocks == list(ledger.held(0)[3:])
-    assert run_of(ledger, 0).above is run_of(ledger, 1)
+    assert run_of(ledger, 1) in ledger._holdings[0].runs
     ledger.check_integrity()
 
 
@@ -296,19 +293,59 @@ def test_sequences_part_where_their_names_do() -> None:
     ledger.check_integrity()
 
 
-def test_who_computes_what_is_known_names_nothing_until_the_other_is_gone() -> None:
-    ledger = KvLedger(6, SIZE)
+def test_who_computes_what_is_known_names_what_comes_after() -> None:
+    """Two start together, share one block and part: the answers of both are found, whoever named the first block."""
+    ledger = KvLedger(20, SIZE)
+    prompts = names_of(1, 2, 3, 4), names_of(1, 2, 5, 6)
+    answers = names_of(1, 2, 3, 4, 7, 8, 7, 8), names_of(1, 2, 5, 6, 9, 9, 9, 9)
+    for owner in (0, 1):
+        ledger.allocate(owner, 4, prompts[owner])
+    for end in (2, 3, 4):
+        for owner in (0, 1):
+            ledger.register(owner, answers[owner], end)
+            assert ledger.knows(answers[owner][:end])
+            ledger.check_integrity()
+    for owner in (0, 1):
+        ledger.release(owner)
+        ledger.check_integrity()
+    assert [ledger.allocate(2 + i, 4, names) for i, names in enumerate(answers)] == [4, 4]
+    assert ledger.held(2)[0] == ledger.held(3)[0]
+    ledger.check_integrity()
+
+
+def test_the_same_sequence_computed_side_by_side_is_named_once() -> None:
+    ledger = KvLedger(20, SIZE)
     names = names_of(1, 2, 3, 4, 5, 6)
     for owner in (0, 1):
-        ledger.allocate(owner, 2, [])
+        ledger.allocate(owner, 3, [])
+    for end in (1, 2, 3):
+        for owner in (0, 1):
+            ledger.register(owner, names, end)
+    assert ledger._holdings[1].runs == []
+    for owner in (0, 1):
+        ledger.release(owner)
+    ledger.check_integrity()
+    assert (ledger.allocate(2, 3, names), ledger.free_blocks) == (3, 16)
+
+
+def test_a_name_computed_twice_stays_with_one() -> None:
+    """The tail of the first is out of sight once its beginning was spent; a second copy of it then grows longer."""
+    ledger = KvLedger(9, SIZE)
+    names = names_of(*range(16))
+    ledger.allocate(0, 2, [])
     ledger.register(0, names, 2)
-    ledger.extend([1])
-    ledger.register(1, names, 3)
-    assert not ledger.knows(names)
+    ledger.allocate(1, 4, [])
+    ledger.register(1, names, 4)  # knows the first two blocks, names the other two
     ledger.release(0)
-    ledger.allocate(2, 2, [])
-    ledger.register(1, names, 3)
-    assert ledger.knows(names)
+    ledger.allocate(2, 4, [])  # spends what 0 left
+    ledger.release(2)
+    ledger.allocate(3, 4, names)
+    ledger.register(3, names, 4)  # names the first two; the others are known
+    ledger.check_integrity()
+    for owner in (1, 3):
+        ledger.release(owner)
+        ledger.check_integrity()
+    assert ledger.allocate(4, 4, names) == 4
     ledger.check_integrity()
 
 

@@ -11,23 +11,34 @@ from collections import Counter
 from collections.abc import Sequence
 
 from bulletserve.core.errors import EngineError
-from bulletserve.scheduler.prefix_runs import PrefixRuns, Run, path
+from bulletserve.scheduler.prefix_runs import PrefixRuns, Run
 
 NULL_BLOCK = 0
 
 
 class _Holding:
-    """An owner's blocks in the order of its tokens. Those of `tip` and above have names, the rest are its own."""
+    """An owner's blocks in the order of its tokens. Those of `runs` have names, the rest are its own.
 
-    __slots__ = ("blocks", "tip")
+    The names of its first `known` blocks are known, by its own runs or by others': `stands` is the run where they end.
+    """
 
-    def __init__(self, blocks: list[int], tip: Run | None) -> None:
+    __slots__ = ("blocks", "epoch", "known", "runs", "stands")
+
+    def __init__(self, blocks: list[int], runs: list[Run], known: int, epoch: int) -> None:
         self.blocks = blocks
-        self.tip = tip
+        self.runs = runs
+        self.known = known
+        self.stands: Run | None = runs[-1] if runs else None
+        self.epoch = epoch
 
-    @property
-    def named(self) -> int:
-        return self.tip.end if self.tip else 0
+    def own(self) -> list[int]:
+        """Its blocks without names."""
+        blocks, at = [], 0
+        for run in self.runs:
+            first = min(piece.start for piece in run.pieces())
+            blocks += self.blocks[at:first]
+            at = run.end
+        return blocks + self.blocks[at:]
 
 
 class KvLedger:
@@ -42,6 +53,7 @@ class KvLedger:
         self._free = list(range(num_blocks - 1, 0, -1))
         self._runs = PrefixRuns()
         self._holdings: dict[int, _Holding] = {}
+        self._epoch = 0
 
     @property
     def total_blocks(self) -> int:
@@ -81,13 +93,15 @@ class KvLedger:
         """
         if owner in self._holdings:
             raise EngineError(f"request {owner} holds blocks already")
-        runs, hits = self._runs.match(names[:blocks])
-        idle_hits = sum(min(run.end, hits) - run.start for run in runs if not run.holders)
+        found, hits = self._runs.match(names[:blocks])
+        idle_hits = sum(count for run, count in found if not run.holders)
         if blocks - hits > self.free_blocks - idle_hits:
             raise EngineError(f"{blocks} blocks wanted, {self.free_blocks} free")
-        runs = self._runs.hold(runs, hits)
-        found = [block for run in runs for block in run.blocks]
-        self._holdings[owner] = _Holding(found + self._take(blocks - hits), runs[-1] if runs else None)
+        shared = [block for run, count in found for block in run.blocks[:count]]
+        runs = self._runs.hold(found)
+        self._free += self._runs.spare
+        self._runs.spare = []
+        self._holdings[owner] = _Holding(shared + self._take(blocks - hits), runs, hits, self._epoch)
         return hits
 
     def extend(self, owners: Sequence[int]) -> list[int]:
@@ -103,22 +117,29 @@ class KvLedger:
     def register(self, owner: int, names: list[bytes], end: int) -> None:
         """Name an owner's first `end` blocks, all of whose tokens are computed; `names` are at least as many.
 
-        A block whose name another block has stays the owner's own, and so do all that follow it, as long as the other
-        block is known.
+        A block whose name another block has stays the owner's own; what follows it is named all the same. Nothing is
+        named of an owner that was there when all names were forgotten.
         """
         holding = self._holdings[owner]
-        first = holding.named
-        if self.caching and first < end:
-            holding.tip = self._runs.name(holding.tip, names[first:end], holding.blocks[first:end])
+        if not self.caching or end <= holding.known or holding.epoch != self._epoch:
+            return
+        stands, known = self._runs.follow(holding.stands, names, holding.known, end)
+        if known < end:
+            tip = holding.runs[-1] if holding.runs else None
+            stands = self._runs.name(tip, names[known:end], holding.blocks[known:end], known)
+            if stands is not tip:
+                holding.runs.append(stands)
+        holding.stands, holding.known = stands, end
 
     def release(self, owner: int) -> None:
         """Take back all blocks of an owner; named ones stay cached until they are needed."""
         holding = self._holdings.pop(owner)
-        self._free += holding.blocks[holding.named :]
-        self._free += self._runs.let_go(holding.tip)
+        self._free += holding.own()
+        self._free += self._runs.let_go(holding.runs)
 
     def forget_prefixes(self) -> None:
         """Drop every name; blocks that nobody holds become plainly free."""
+        self._epoch += 1
         self._free += self._runs.forget()
 
     def check_integrity(self) -> None:
@@ -126,13 +147,14 @@ class KvLedger:
         places = list(self._free)
         holders: Counter[Run] = Counter()
         for holding in self._holdings.values():
-            places += holding.blocks[holding.named :]
-            for run in path(holding.tip):
-                holders[run] += 1
-                if run.start != (run.above.end if run.above else 0):
-                    raise EngineError("a run does not begin where the one above it ends")
-                if run.blocks != holding.blocks[run.start : run.end]:
-                    raise EngineError("an owner's blocks are not those of its runs")
+            places += holding.own()
+            for run in holding.runs:
+                for piece in run.pieces():
+                    holders[piece] += 1
+                    if piece.upper is not None and piece.start != piece.upper.end:
+                        raise EngineError("a run does not begin where its upper piece ends")
+                    if piece.blocks != holding.blocks[piece.start : piece.end]:
+                        raise EngineError("an owner's blocks are not those of its runs")
         if any(run.holders != count for run, count in holders.items()):
             raise EngineError("counts of holders differ from what owners hold")
         places += [block for run in (*holders, *self._runs.idle_runs()) for block in run.blocks]
