@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from bulletserve.core.config import EngineConfig
 from bulletserve.core.engine_info import EngineInfo
+from bulletserve.core.errors import ConfigError
 from bulletserve.core.ports import Clock, Outlet, Poster
 from bulletserve.core.snapshot import Limits
 from bulletserve.engine.load import choose_device, load_cpu_engine
@@ -56,8 +57,10 @@ def build_engine(config: EngineConfig, inbox: QueueInbox | None = None) -> Engin
     Raises `ConfigError` or `ModelError` with the fix in the message.
     """
     policy = make_policy(config.policy)
-    use_threads(1)  # before any operation: the wide lane's OpenMP team must be the only one of the process
     device = choose_device(config.device)
+    config.check_device(device)
+    if device == "cpu":
+        use_threads(1)  # before any operation: the wide lane's OpenMP team must be the only one of the process
     checkpoint = open_checkpoint(config.model, config.load_format)
     inbox = inbox or QueueInbox()
     loaded = _load(device, config, checkpoint, inbox)
@@ -92,6 +95,11 @@ def build_engine(config: EngineConfig, inbox: QueueInbox | None = None) -> Engin
 def _load(device: str, config: EngineConfig, checkpoint: Checkpoint, poster: Poster) -> LoadedEngine:
     if device == "cpu":
         return load_cpu_engine(config, checkpoint, poster)
-    from bulletserve.engine.cuda.load import load_cuda_engine  # needs Triton, which a CPU does not
-
+    try:
+        from bulletserve.engine.cuda.load import load_cuda_engine  # needs Triton, which a CPU does not
+    except ImportError as error:
+        raise ConfigError(
+            f"a package that the GPU needs cannot be imported ({error}): pip install 'bulletserve[cuda]', or use "
+            "--device cpu"
+        ) from error
     return load_cuda_engine(config, checkpoint, poster)

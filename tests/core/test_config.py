@@ -33,3 +33,19 @@ def test_a_config_comes_back_from_json_as_it_was() -> None:
     config = EngineConfig(gpu_memory_utilization=0.5, decode_shares=(64, 16), device="cuda")
     assert config.decode_shares == (16, 64)
     assert EngineConfig(**json.loads(json.dumps(asdict(config)))) == config
+
+
+@pytest.mark.parametrize("options", [{"decode_shares": (16,)}, {"gpu_memory_utilization": 0.5}])
+def test_gpu_options_without_a_gpu_are_refused_whatever_found_that_there_is_none(options):
+    config = EngineConfig(device="auto", **options)
+    config.check_device("cuda")
+    with pytest.raises(ConfigError, match="none can be used here"):
+        config.check_device("cpu")
+
+
+@pytest.mark.parametrize(
+    "options", [{"ttft_slo_ms": "a"}, {"tpot_slo_ms": True}, {"enable_prefix_caching": "no"}, {"tpot_slo_ms": 0}]
+)
+def test_values_of_another_kind_are_named_errors(options):
+    with pytest.raises(ConfigError):
+        EngineConfig(**options)

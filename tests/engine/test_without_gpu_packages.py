@@ -5,6 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import torch
+
+from bulletserve import compose
+from bulletserve.core.config import EngineConfig
+from bulletserve.core.errors import ConfigError
 from tests.end_to_end.test_processes import CONFIG
 
 WITHOUT = """
@@ -40,6 +46,17 @@ def test_a_model_is_served_on_a_cpu_without_them(tmp_path: Path) -> None:
     config.write_text(json.dumps(CONFIG))
     done = run(str(config), script=SERVE)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_gpu_without_them_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(CONFIG))
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(compose, "choose_device", lambda wanted: "cuda")
+    monkeypatch.setitem(sys.modules, "bulletserve.engine.cuda.load", None)
+    with pytest.raises(ConfigError, match=r"pip install 'bulletserve\[cuda\]', or use --device cpu"):
+        compose.build_engine(EngineConfig(str(config), load_format="dummy"))
+    assert torch.get_num_threads() == threads, "only the lanes of a CPU change how many there are"
 
 
 def test_this_test_can_fail() -> None:

@@ -139,7 +139,9 @@ def test_without_green_contexts_both_lanes_share_everything(
     assert manager.stream(Lane.PREFILL, 132).priority == 0
     assert f"{call} is not supported here" in caplog.text
     assert driver.alive() == 4 * idle_splits()
+    calls = len(driver.calls)
     manager.close()
+    assert driver.calls[calls:] == [("synchronize", 0)]
 
 
 def test_why_there_are_no_green_contexts_is_said_with_the_fix(

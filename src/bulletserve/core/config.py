@@ -12,6 +12,9 @@ from bulletserve.core.slo import Slo
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 DEVICES = ("auto", "cpu", "cuda")
 
+CUDA_TORCH = "pip install --force-reinstall --index-url https://download.pytorch.org/whl/cu130 'torch==2.11.*'"
+"""The line that replaces a CPU build of torch: the release to which our Triton (constraints.txt) belongs."""
+
 GPU_MEMORY_UTILIZATION = 0.9
 """Share of a card's memory that an engine takes unless told otherwise."""
 
@@ -46,6 +49,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         _one_of("--dtype", self.dtype, DTYPES)
         _one_of("--device", self.device, DEVICES)
+        if type(self.enable_prefix_caching) is not bool:
+            raise ConfigError(f"enable_prefix_caching must be true or false, not {self.enable_prefix_caching!r}")
         _between("--max-model-len", self.max_model_len, 2, 2**31)
         _between("--max-num-seqs", self.max_num_seqs, 1, 4096)
         _between("--block-size", self.block_size, 1, 1024)
@@ -57,8 +62,8 @@ class EngineConfig:
             if not isinstance(value, str) and not (name == "model" and value is None):
                 raise ConfigError(f"{name} must be a text, not {value!r}")
         for flag, value in (("--ttft-slo-ms", self.ttft_slo_ms), ("--tpot-slo-ms", self.tpot_slo_ms)):
-            if value is not None and not 0 < value < 1e9:
-                raise ConfigError(f"{flag} must be a number of milliseconds above 0, not {value}")
+            if value is not None and (type(value) not in (int, float) or not 0 < value < 1e9):
+                raise ConfigError(f"{flag} must be a number of milliseconds above 0, not {value!r}")
 
     def _check_gpu_options(self) -> None:
         share = self.gpu_memory_utilization
@@ -70,6 +75,19 @@ class EngineConfig:
             raise gpu_only("--gpu-memory-utilization")
         if self.device == "cpu" and self.decode_shares is not None:
             raise gpu_only("--decode-shares")
+
+    def check_device(self, device: str) -> None:
+        """Raise `ConfigError` for options that say nothing about the `device` that "auto" turned out to be."""
+        if device != "cpu" or self.device == "cpu":
+            return
+        for flag, given in (
+            ("--gpu-memory-utilization", self.gpu_memory_utilization != GPU_MEMORY_UTILIZATION),
+            ("--decode-shares", self.decode_shares is not None),
+        ):
+            if given:
+                raise ConfigError(
+                    f"{flag} is for a GPU, and none can be used here: leave it out, or ask bullet doctor why"
+                )
 
     @property
     def slo(self) -> Slo:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from bulletserve.core.config import EngineConfig
+from bulletserve.core.config import CUDA_TORCH, EngineConfig
 from bulletserve.core.errors import ConfigError
 from bulletserve.core.partition import Lattice
 from bulletserve.core.ports import Poster
@@ -38,8 +38,8 @@ def choose_device(wanted: str) -> str:
         return "cuda" if torch.cuda.is_available() else "cpu"
     if wanted == "cuda" and torch.version.cuda is None:
         raise ConfigError(
-            "--device cuda needs a CUDA build of torch, this one is for CPUs: pip install --force-reinstall "
-            "'torch>=2.11' --index-url https://download.pytorch.org/whl/cu130, or use --device cpu"
+            "--device cuda needs an NVIDIA GPU with its driver, and a CUDA build of torch in place of this one for "
+            f"CPUs: {CUDA_TORCH}; or use --device cpu"
         )
     if wanted == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: torch finds no usable GPU (ask bullet doctor); or use --device cpu")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from bulletserve.core.shapes import ModelShape
@@ -18,7 +19,13 @@ from bulletserve.kernels.cuda.matmul import MatmulScratch, Weight, gated_weight,
 from bulletserve.kernels.cuda.matmul_choice import ChoiceTable
 from bulletserve.kernels.cuda.norm import rms_norm
 from bulletserve.kernels.cuda.rope import rope_table, rope_write
+from bulletserve.kernels.cuda.sampling import SamplingScratch
 from bulletserve.models.rotary import inverse_frequencies
+
+
+def padded(features: int) -> int:
+    """The nearest width that matrix products take: rows of 16 bytes."""
+    return -(-features // 8) * 8
 
 
 class AttentionPart(Protocol):
@@ -32,7 +39,7 @@ class AttentionPart(Protocol):
 
 
 class LaneWorkspace:
-    """Activations of one lane: steps of up to `max_tokens` rows, logits of up to `max_rows`."""
+    """Activations and scratch of one lane: steps of up to `max_tokens` rows, logits of up to `max_rows`."""
 
     def __init__(
         self,
@@ -55,8 +62,9 @@ class LaneWorkspace:
         self.gate_up = rows(2 * shape.intermediate_size)
         self.active = rows(shape.intermediate_size)
         self.sampled = torch.zeros((max_rows, shape.hidden_size), dtype=dtype, device=device)
-        self.logits = torch.zeros((max_rows, shape.vocab_size), dtype=torch.float32, device=device)
+        self.logits = torch.zeros((max_rows, padded(shape.vocab_size)), dtype=torch.float32, device=device)
         self.matmul = MatmulScratch(device, max_sms)
+        self.sampling = SamplingScratch.allocate(max_rows, self.logits.shape[1], device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +94,10 @@ class CudaOperators:
         self.rope = rope_table(inverse_frequencies(shape), max_positions).to(device)
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Weight:
-        """See `Operators`."""
+        """See `Operators`. Rows of zeros follow where the product wants more: only a vocabulary is an odd number."""
+        missing = padded(weight.shape[0]) - weight.shape[0]
+        if missing:
+            weight = F.pad(weight, (0, 0, 0, missing))
         return Weight(weight.contiguous(), bias)
 
     def pack_gated(self, gate: Tensor, up: Tensor) -> Weight:
@@ -104,12 +115,14 @@ class CudaOperators:
         return CudaLayerOperators(self, context)
 
     def logits(self, hidden: Tensor, norm: Tensor, head: Weight, context: CudaStepContext) -> Tensor:
-        """See `Operators`; in the workspace."""
+        """See `Operators`; in the workspace. Tokens that are there for the product's sake alone are never drawn."""
         rows = hidden.shape[0]
         normed = context.workspace.normed[:rows]
         rms_norm(hidden, norm, self.shape.rms_eps, normed)
         logits = context.workspace.logits[:rows]
         self.multiply(normed, head, logits, context)
+        if self.shape.vocab_size < logits.shape[1]:
+            logits[:, self.shape.vocab_size :].fill_(float("-inf"))
         return logits
 
     def multiply(

@@ -97,8 +97,8 @@ class Decoder:
 
     @property
     def head_shape(self) -> tuple[int, int]:
-        """(out, in) of the head."""
-        return (self.shape.vocab_size, self.shape.hidden_size)
+        """(out, in) of the head as packed."""
+        return (self._head.weight.shape[0], self._head.weight.shape[1])
 
     def _run_layer(self, hidden: Tensor, layer: _Layer, kv: Tensor, do: LayerOperators) -> Tensor:
         qkv = do.linear(do.norm(hidden, layer.attention_norm), layer.qkv)

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 
 import torch
 
+from bulletserve.core.config import CUDA_TORCH
 from bulletserve.core.errors import ConfigError, NoGreenContexts
 from bulletserve.core.partition import Lattice, Partition
 from bulletserve.core.plan import Lane
@@ -54,6 +55,7 @@ class PartitionManager:
                 total_sms = torch.cuda.get_device_properties(self.device).multi_processor_count
                 splits = (Partition(total_sms, total_sms),)
                 self._streams.clear()
+                self._owned.callback(torch.cuda.synchronize, self.device)
                 self.mechanism = "stream priorities"
         self._streams |= {(Lane.PREFILL, total_sms): prefill, (Lane.DECODE, total_sms): decode}
         self.lattice = Lattice.of_splits(total_sms, splits)
@@ -126,10 +128,7 @@ def _rounded_up(pool: SmPool, sms: int) -> int:
 
 def _require_gpu(device_index: int) -> None:
     if not torch.version.cuda:
-        raise ConfigError(
-            f"torch {torch.__version__} is built without CUDA; to use an NVIDIA GPU: pip install --force-reinstall "
-            "--index-url https://download.pytorch.org/whl/cu130 torch"
-        )
+        raise ConfigError(f"torch {torch.__version__} is built without CUDA; to use an NVIDIA GPU: {CUDA_TORCH}")
     if not torch.cuda.is_available():
         raise ConfigError(
             "torch finds no NVIDIA GPU; nvidia-smi must list one (in a container: docker run --gpus all), or serve "

@@ -66,7 +66,8 @@ class TextCodec:
         """
         if self._chat_template is None:
             raise InvalidRequest(
-                "this model has no chat template: start the server with --chat-template FILE, or use /v1/completions",
+                "this model has no chat template: give bullet serve one with --chat-template FILE, or send plain "
+                "prompts (/v1/completions, generate without --chat)",
                 param="messages",
             )
         return self._chat_template.render(messages, add_generation_prompt=add_generation_prompt, variables=variables)

@@ -12,10 +12,12 @@ import torch
 
 pytest.importorskip("triton")
 
+from bulletserve.core.errors import EngineError
 from bulletserve.core.launch import Launch, PromptPart, Seat
 from bulletserve.core.partition import Lattice, Partition
 from bulletserve.core.plan import DecodeStep, MixedStep, PrefillGroup
 from bulletserve.core.shapes import ModelShape
+from bulletserve.core.snapshot import MAX_BATCH_PROMPTS
 from bulletserve.engine.cuda import batch_inputs, batch_steps, decode_steps, seat_tables
 from bulletserve.engine.cuda.batch_steps import BatchSteps
 from bulletserve.engine.cuda.cuda_graphs import CapturedSteps
@@ -29,7 +31,7 @@ from bulletserve.models.decoder import Decoder
 from bulletserve.models.weights import dummy_state
 from tests.engine.cuda.stand_ins import PlainReturn, PlainRing, WorkGraph, WorkGraphs
 
-SHAPE = ModelShape("llama", 2, 128, 96, 4, 2, 64, 120, 96, qk_norm=True)
+SHAPE = ModelShape("llama", 2, 128, 96, 4, 2, 64, 123, 96, qk_norm=True)  # a vocabulary that no product takes as it is
 BLOCK_SIZE, BLOCKS, MAX_SEQS, LAYERS = 4, 60, 5, 2
 LATTICE = Lattice.of_splits(6, (Partition(4, 2),))
 PROMPTS = [[7, 3], [11, 90, 45, 2, 8, 60, 61], [5] * 13, list(range(20, 49)), [1]]
@@ -163,3 +165,57 @@ def test_several_prompts_with_earlier_chunks_share_a_batch(engine):
     rest = (PromptPart(2, 6, 13, True), PromptPart(3, 9, 29, True), PromptPart(0, 0, 2, True))
     engine.launch(PrefillGroup((2, 3, 0), ((6, 13), (9, 29), (0, 2)), (0, LAYERS), 4), rest)
     engine.launch(DecodeStep("all", 2), rows=(3, 2, 0))
+
+
+def test_a_failed_step_harms_no_other_request(engine):
+    """Its rows are in the step behind it, void: they must not write where their seat's last guest had a block."""
+    engine.prefill([1, 2], 4)
+    engine.launch(DecodeStep("all", 2), rows=(1, 2))
+    engine.seats.device.tables[1, 2] = engine.seats.host_tables[2, 0]  # left behind, and seat 2's by now
+    lost = Launch(0, DecodeStep("all", 2), (), ((1, engine.free.pop()),), (), (1, 2))
+    engine.decode.give_up(lost, engine.seats.prepare(lost))
+    mixed = Launch(1, MixedStep((), (), "all", 6), (), (), (), (1,))
+    for steps, launch in ((engine.decode, Launch(1, lost.step, rows=(1,))), (engine.batch, mixed)):
+        steps.run(launch, engine.seats.prepare(launch))
+    for _ in range(2):
+        engine.launch(DecodeStep("all", 2), rows=(2,))
+
+
+def test_a_batch_that_was_given_up_is_not_gone_on_with(engine):
+    part = PromptPart(0, 0, 2, True)
+    group = partial(PrefillGroup, (0,), ((0, 2),))
+    first = Launch(0, group((0, 1), 4), (engine.seat(0),), (), (part,))
+    engine.batch.run(first, engine.seats.prepare(first))
+    engine.batch.give_up(first, None)
+    with pytest.raises(EngineError, match="earlier layer group"):
+        engine.batch.run(Launch(1, group((1, 2), 4), parts=(part,)), None)
+    engine.held[0] = 0
+    engine.prefill([0, 1], 4)
+
+
+def test_what_lies_in_padding_rows_reaches_no_layer(engine):
+    engine.batch.workspace.attended.fill_(float("nan"))
+    engine.prefill([2], 4, groups=((0, 1), (1, 2)))
+    assert engine.batch.workspace.hidden[:16].isfinite().all()
+
+
+def test_a_batch_may_hold_more_rows_than_a_sequence_has_tokens(device, monkeypatch):
+    monkeypatch.setattr(batch_inputs, "PinnedRing", PlainRing)
+    seats = CudaSeats(8, 3, device)  # of 12 tokens
+    inputs = batch_inputs.BatchInputs(seats, 72, BLOCK_SIZE, device)
+    seats.prepare(Launch(0, None, tuple(Seat(row, row, [1] * 10, 0, (1, 2, 3), 0.0, 1.0, 0, 0) for row in range(5))))
+    step = MixedStep((0, 1, 2), ((0, 10),) * 3, "all", 6)
+    launch = Launch(0, step, parts=tuple(PromptPart(row, 0, 10, True) for row in range(3)), rows=(4, 3))
+    inputs.send(launch, inputs.measure(launch), None)
+    assert inputs.at.tolist()[:6] == [9, 19, 29, 30, 31, 0]
+    assert inputs.sample_seats.tolist()[:6] == [0, 1, 2, 4, 3, 8]
+
+
+@pytest.mark.parametrize("longest", [1, 40, 4096])
+def test_warm_ups_are_no_larger_than_batches_can_be(engine, monkeypatch, longest):
+    warmed = []
+    monkeypatch.setattr(engine.batch, "run", lambda launch, update: warmed.append(launch))
+    engine.batch.warm(None, 4, 8192, longest)
+    size = batch_inputs.BatchInputs.measure(*warmed)
+    assert size.segments <= MAX_BATCH_PROMPTS
+    assert size.tokens == min(8192, longest * MAX_BATCH_PROMPTS)

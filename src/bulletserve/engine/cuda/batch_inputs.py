@@ -62,7 +62,8 @@ class BatchInputs:
         self.max_tokens = max_tokens
         self._seats = seats
         self._block_size = block_size
-        self._arange = np.arange(seats.max_blocks * block_size + 1, dtype=np.int32)
+        # Positions in a sequence, and rows of a batch, which may hold more of them than one sequence has.
+        self._arange = np.arange(max(seats.max_blocks * block_size, max_tokens) + 1, dtype=np.int32)
         most = seats.max_seqs
         sizes = {
             "header": _HEADER,

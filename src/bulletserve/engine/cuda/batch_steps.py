@@ -73,7 +73,7 @@ class BatchSteps:
         self._in = BatchInputs(seats, max_tokens, cache.block_size, device)
         self._segments = PrefillSegments(MAX_BATCH_PROMPTS, device, self._in.segments)
         self._attention = decode_kernel(shape, cache, seats, lattice.total_sms)
-        self._tail = Tail(model, seats, seats.max_seqs)
+        self._tail = Tail(model, seats, workspace, seats.max_seqs)
         self._return = TokenReturn(seats.max_seqs)
         self._batch: _Batch | None = None
         self.graphs = StepGraphs()
@@ -99,6 +99,12 @@ class BatchSteps:
             return None
         return self._draw(batch.size, step.sms)
 
+    def give_up(self, launch: Launch, update: SeatUpdate | None) -> None:
+        """See `LaneSteps`. Prompts that a mixed step was to finish are rows of the next step already."""
+        self._batch = None
+        self._updater.apply(update)
+        self._updater.apply(self._seats.back(launch.parts))
+
     def _begin(self, launch: Launch, sms: int, *, whole: bool) -> _Batch:
         """Send a batch's inputs and embed it. `whole`: the step runs all layers."""
         size = self._in.measure(launch)
@@ -114,6 +120,9 @@ class BatchSteps:
             if size.decode_rows:
                 self._begin_decode(sms)
             self._model.embed(self._in.ids[:rows], self._context(rows, sms, ()))
+            # No attention writes padding rows: what somebody left there would go through all layers, and a NaN of it
+            # reach the prompt beside them where a kernel reads K and V from the batch's own rows.
+            self.workspace.attended[size.tokens : rows].zero_()
         return batch
 
     def _run_layers(self, batch: _Batch, first: int, end: int, sms: int) -> None:
@@ -226,6 +235,7 @@ class BatchSteps:
         self._updater.warm()
         spare = self._seats.max_seqs
         self._seats.give_padding(longest)
+        tokens = min(tokens, longest * MAX_BATCH_PROMPTS)  # short contexts make no larger batch
         parts = [PromptPart(spare, 0, min(longest, tokens - at), False) for at in range(0, tokens, longest)]
         ranges = tuple((part.start, part.end) for part in parts)
         group = PrefillGroup((), ranges, (0, 1), sms)

@@ -18,7 +18,7 @@ from bulletserve.engine.cuda.attention import DecodePart, decode_kernel
 from bulletserve.engine.cuda.buckets import bucket_of
 from bulletserve.engine.cuda.cuda_graphs import GraphKey, StepGraphs
 from bulletserve.engine.cuda.pinned_ring import PinnedRing, TokenReturn
-from bulletserve.engine.cuda.seat_tables import CudaSeats, SeatUpdate, Words, fill_updates
+from bulletserve.engine.cuda.seat_tables import CudaSeats, SeatUpdate, SeatUpdater, Words, fill_updates
 from bulletserve.engine.cuda.tail import Tail
 from bulletserve.engine.kv_cache import KvCache
 from bulletserve.kernels.cuda.step_tables import apply_updates, begin_decode, update_words
@@ -51,8 +51,9 @@ class DecodeSteps:
         self._updates = words[_HEADER + most :]
         self._ids, self._positions, self._lengths = torch.zeros((3, most), dtype=torch.int32, device=device)
         self._slots = torch.zeros(most, dtype=torch.int64, device=device)
+        self._updater = SeatUpdater(seats, device)
         self._attention = decode_kernel(shape, cache, seats, lattice.total_sms)
-        self._tail = Tail(model, seats, most)
+        self._tail = Tail(model, seats, workspace, most)
         self._return = TokenReturn(most)
         self._known: tuple[int, ...] = ()
         self._host_rows: Words = np.zeros(0, dtype=np.int32)
@@ -69,6 +70,10 @@ class DecodeSteps:
         graph.replay()
         self._seats.host_lengths[self._host_rows] += 1
         return self._return.fetch(self._tail.tokens[:count])
+
+    def give_up(self, launch: Launch, update: SeatUpdate | None) -> None:
+        """See `LaneSteps`."""
+        self._updater.apply(update)
 
     def captures(self) -> Iterator[GraphKey]:
         """See `CapturedSteps`."""

@@ -4,8 +4,10 @@ Knows nothing about why a step was chosen. A step that asks for the whole device
 either lane, any other after its own lane only; both by events between streams, never by waiting on the host.
 """
 
+import logging
+import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -16,11 +18,31 @@ from bulletserve.core.ports import Poster
 from bulletserve.engine.cuda.batch_steps import BatchSteps
 from bulletserve.engine.cuda.decode_steps import DecodeSteps
 from bulletserve.engine.cuda.lane import GpuLane, GpuTask, Run
-from bulletserve.engine.cuda.seat_tables import CudaSeats
+from bulletserve.engine.cuda.seat_tables import CudaSeats, SeatUpdate
 from bulletserve.engine.kv_cache import KvCache
 from bulletserve.resources.manager import PartitionManager
 
+_log = logging.getLogger(__name__)
+
+SWITCH_INTERVAL_S = 2e-4
+"""How long Python lets one lane launch before another thread may: the default of 5 ms would hold decode up."""
+
 BeforeStep = Callable[[Launch], None]
+
+
+class LaneSteps(Protocol):
+    """What queues one lane's steps on the current stream."""
+
+    def run(self, launch: Launch, update: SeatUpdate | None) -> torch.Tensor | None:
+        """Queue a step; the host tensor where its tokens will lie."""
+
+    def give_up(self, launch: Launch, update: SeatUpdate | None) -> None:
+        """A step failed, perhaps before it began: see to the tables, because the next may hold its rows, void.
+
+        They write a key and a value at their length all the same. So each needs its newest block, or that place would
+        be in whatever block the seat's last guest had there, and a length behind all that has a name: a named block may
+        be others' too.
+        """
 
 
 class CudaExecutor:
@@ -48,9 +70,11 @@ class CudaExecutor:
         # Where streams only have priorities, both lanes' share is the whole device: they still run side by side.
         self._one_share = Partition(self.lattice.total_sms, self.lattice.total_sms) in self.lattice.partitions
         self.batch, self.decode = batch, decode
-        runs: dict[Lane, Run] = {Lane.PREFILL: batch.run, Lane.DECODE: decode.run}
-        self._lanes = {lane: GpuLane(f"{lane}-lane", device, self._hooked(run), poster) for lane, run in runs.items()}
+        steps: dict[Lane, LaneSteps] = {Lane.PREFILL: batch, Lane.DECODE: decode}
+        self._lanes = {lane: GpuLane(f"{lane}-lane", device, self._guarded(s), poster) for lane, s in steps.items()}
         self._last: dict[Lane, GpuTask] = {}
+        self._switch_interval_s = sys.getswitchinterval()
+        sys.setswitchinterval(min(SWITCH_INTERVAL_S, self._switch_interval_s))
 
     @property
     def poster(self) -> Poster:
@@ -72,7 +96,7 @@ class CudaExecutor:
         step = launch.step
         whole = step.sms == self.lattice.total_sms and (isinstance(step, MixedStep) or not self._one_share)
         lanes = tuple(Lane) if whole else (launch.lane,)
-        after = tuple(self._last[lane] for lane in lanes if lane in self._last and not self._last[lane].ended)
+        after = tuple(self._last[lane] for lane in lanes if lane in self._last and not self._last[lane].ended.is_set())
         stream = self._manager.stream(launch.lane, step.sms)
         task = GpuTask(launch, stream, after, self._seats.prepare(launch))
         for lane in lanes_of(step):
@@ -80,15 +104,32 @@ class CudaExecutor:
         self._lanes[launch.lane].put(task)
 
     def close(self) -> None:
-        """Finish the steps that run, drop the others, end the threads, give the streams back."""
+        """Finish the steps that run, drop the others, end the threads, give back streams and memory.
+
+        May be called again. The process may live on and load another model, so nothing stays behind: neither how often
+        Python changes threads nor, as long as somebody keeps this object, what lies on the GPU.
+        """
+        if not self._lanes:
+            return
         for lane in self._lanes.values():
             lane.close()
-        self._manager.close()
+        sys.setswitchinterval(self._switch_interval_s)
+        try:
+            self._manager.close()
+        except Exception as failure:  # a device that has failed: whoever used it has been told
+            _log.warning("the GPU could not be waited for: %s", failure)
+        self._lanes, self._last = {}, {}
+        del self.cache, self.batch, self.decode, self._seats
+        torch.cuda.empty_cache()
 
-    def _hooked(self, run: Run) -> Run:
-        def hooked(launch: Launch, prepared: Any) -> torch.Tensor | None:
-            if self.before_step is not None:
-                self.before_step(launch)
-            return run(launch, prepared)
+    def _guarded(self, steps: LaneSteps) -> Run:
+        def run(launch: Launch, prepared: Any) -> torch.Tensor | None:
+            try:
+                if self.before_step is not None:
+                    self.before_step(launch)
+                return steps.run(launch, prepared)
+            except Exception:
+                steps.give_up(launch, prepared)
+                raise
 
-        return hooked
+        return run

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -28,18 +27,26 @@ Run = Callable[[Launch, Any], Tensor | None]
 will lie, if it draws any."""
 
 
+def _event(*, blocking: bool) -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True, blocking=blocking)  # type: ignore[no-untyped-call]
+
+
 @dataclass(slots=True, eq=False)
 class GpuTask:
-    """A step and what it comes after. `launched` is set once its work is queued (or has failed to be)."""
+    """A step and what it comes after.
+
+    `launched` is set once its work is queued (or has failed to be), `ended` once its end has been told (or it was
+    dropped).
+    """
 
     launch: Launch
     stream: torch.cuda.Stream
     after: Sequence["GpuTask"]
     prepared: Any = None
-    start: torch.cuda.Event = field(default_factory=partial(torch.cuda.Event, enable_timing=True))
-    end: torch.cuda.Event = field(default_factory=partial(torch.cuda.Event, enable_timing=True, blocking=True))
+    start: torch.cuda.Event = field(default_factory=lambda: _event(blocking=False))
+    end: torch.cuda.Event = field(default_factory=lambda: _event(blocking=True))
     launched: threading.Event = field(default_factory=threading.Event)
-    ended: bool = False
+    ended: threading.Event = field(default_factory=threading.Event)
     tokens: Tensor | None = None
     error: BaseException | None = None
 
@@ -77,11 +84,13 @@ class GpuLane:
         torch.cuda.set_device(self._device)
         with torch.inference_mode():
             while (task := self._to_launch.get()) is not None:
-                if not self._closed:
+                dropped = self._closed
+                if not dropped:
                     self._launch(task)
                 task.launched.set()
-                task.after = ()  # else every task would keep all that ever ran alive
-                if not self._closed:
+                if dropped:
+                    task.ended.set()
+                else:
                     self._to_await.put(task)
         self._to_await.put(None)
 
@@ -91,7 +100,7 @@ class GpuLane:
                 earlier.launched.wait()
             with torch.cuda.stream(task.stream):
                 for earlier in task.after:
-                    if earlier.stream is not task.stream and not earlier.ended:
+                    if earlier.stream is not task.stream and not earlier.ended.is_set():
                         task.stream.wait_event(earlier.end)
                 task.start.record()
                 try:
@@ -105,7 +114,14 @@ class GpuLane:
     def _await_all(self) -> None:
         torch.cuda.set_device(self._device)
         while (task := self._to_await.get()) is not None:
-            self.poster.post(self._outcome(task))
+            outcome = self._outcome(task)
+            # Ends are told in the order of steps, also across lanes: a decode step behind a mixed one goes on with its
+            # rows, and may be over before the other lane's thread has woken up to tell of the mixed one.
+            for earlier in task.after:
+                earlier.ended.wait()
+            task.after = ()  # else every task would keep all that ever ran alive
+            self.poster.post(outcome)
+            task.ended.set()
 
     def _outcome(self, task: GpuTask) -> StepDone:
         tokens: tuple[int, ...] = ()
@@ -120,10 +136,12 @@ class GpuLane:
             if task.error is None:
                 _log.exception("step %d failed on the device", task.launch.step_id)
             task.error = failure
-        task.ended = True
         now_s = time.monotonic()
         if self.observe is not None and task.error is None:
-            self.observe(task)
+            try:
+                self.observe(task)
+            except Exception:  # the loop must hear of the step whatever an onlooker does
+                _log.exception("an observer failed at step %d", task.launch.step_id)
         error = "" if task.error is None else f"the engine failed at this step: {task.error}"
         return StepDone(task.launch.step_id, tokens, now_s - took_s, now_s, error, is_fault(task.error))
 

@@ -7,7 +7,6 @@ is done nothing compiles, captures or tunes any more.
 
 import gc
 import logging
-import sys
 import time
 from functools import partial
 
@@ -26,6 +25,7 @@ from bulletserve.engine.cuda.buckets import decode_buckets, layer_buckets, token
 from bulletserve.engine.cuda.cuda_graphs import CapturedSteps, GraphKey
 from bulletserve.engine.cuda.decode_steps import DecodeSteps
 from bulletserve.engine.cuda.executor import CudaExecutor
+from bulletserve.engine.cuda.kernel_limits import check_gpu, check_model
 from bulletserve.engine.cuda.library_attention import LibraryAttention
 from bulletserve.engine.cuda.products import choose_products
 from bulletserve.engine.cuda.seat_tables import CudaSeats
@@ -64,16 +64,34 @@ HOPPER_FLOPS_PER_SM, AMPERE_FLOPS_PER_SM = 4.5e12, 1.8e12
 WARM_TOKENS = (513, 1024, 2048, 4096, MAX_BATCH_TOKENS)
 """Eager steps that are tried before traffic, one layer each on every share: what they need is compiled and loaded."""
 
-SWITCH_INTERVAL_S = 2e-4
-"""How long Python lets one lane launch before another thread may: the default of 5 ms would hold decode up."""
-
 
 def load_cuda_engine(config: EngineConfig, checkpoint: Checkpoint, poster: Poster) -> LoadedEngine:
     """Load a model onto the first GPU. Raises `ConfigError`, `ModelError` or `DeviceError` with the fix."""
-    began_s = time.monotonic()
+    check_model(checkpoint.shape, config.block_size)
     dtype = choose_dtype(config.dtype)
-    free_at_start, total_bytes = torch.cuda.mem_get_info(0)
-    manager = PartitionManager(0, config.decode_shares)
+    with torch.cuda.device(0):  # the process may have chosen another, and libraries go by the current one
+        check_gpu(torch.cuda.get_device_capability())
+        gc.collect()
+        torch.cuda.empty_cache()  # what an engine that was closed in this process left to torch
+        free_at_start, total_bytes = torch.cuda.mem_get_info()
+        manager = PartitionManager(0, config.decode_shares)
+        try:
+            return _load(config, checkpoint, poster, dtype, manager, free_at_start, total_bytes)
+        except BaseException:
+            manager.close()
+            raise
+
+
+def _load(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    poster: Poster,
+    dtype: torch.dtype,
+    manager: PartitionManager,
+    free_at_start: int,
+    total_bytes: int,
+) -> LoadedEngine:
+    began_s = time.monotonic()
     device, lattice = manager.device, manager.lattice
     max_seqs = config.max_num_seqs or MAX_SEQS
     step_rows = MAX_BATCH_TOKENS + max_seqs
@@ -132,7 +150,6 @@ def load_cuda_engine(config: EngineConfig, checkpoint: Checkpoint, poster: Poste
     )
     with torch.inference_mode():
         measured = _capture_all(manager, batch, decode, size.max_model_len)
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
     ready_s = time.monotonic()
     notes = (
         manager.describe(),
@@ -172,7 +189,8 @@ def group_token_layers(shape: ModelShape, sms: int, device: torch.device) -> int
     """Tokens times layers of a prefill group that takes about `GROUP_S` on the whole device."""
     major, _ = torch.cuda.get_device_capability(device)
     rate = sms * (HOPPER_FLOPS_PER_SM if major >= 9 else AMPERE_FLOPS_PER_SM)
-    layer_weights = (shape.parameters - 2 * shape.vocab_size * shape.hidden_size) / shape.num_layers
+    tables = shape.vocab_size * shape.hidden_size * (1 if shape.tied_embeddings else 2)
+    layer_weights = (shape.parameters - tables) / shape.num_layers
     return max(1, int(GROUP_S * rate / (2 * layer_weights)))
 
 
@@ -220,12 +238,14 @@ def _capture(steps: CapturedSteps, keys: list[GraphKey], stream: torch.cuda.Stre
     torch.cuda.synchronize()
     before, _ = torch.cuda.mem_get_info(device)
     gc.collect()
+    collects = gc.isenabled()
     gc.disable()  # freeing somebody's device memory would break a capture
     try:
         for key in keys:
             steps.graphs.capture(key, stream, partial(steps.work, key, steps.layers))
     finally:
-        gc.enable()
+        if collects:
+            gc.enable()
     torch.cuda.synchronize()
     after, _ = torch.cuda.mem_get_info(device)
     return before - after

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bulletserve.core.launch import Launch, Seat
+from bulletserve.core.launch import Launch, PromptPart, Seat
 from bulletserve.engine.cuda.pinned_ring import PinnedRing
 from bulletserve.kernels.cuda.step_tables import (
     HEADER_WORDS,
@@ -62,7 +62,7 @@ class CudaSeats:
         self.host_tables: Words = np.zeros((rows, max_blocks), dtype=np.int32)
         self.host_lengths: Words = np.zeros(rows, dtype=np.int32)
         self._blocks = [0] * rows
-        self._prompts: list[Sequence[int]] = [()] * rows
+        self._taken: list[Seat | None] = [None] * rows
         self._arrays: list[Words | None] = [None] * rows
 
     def prepare(self, launch: Launch) -> SeatUpdate | None:
@@ -76,7 +76,7 @@ class CudaSeats:
             self.host_tables[row, :count] = seat.blocks
             self.host_lengths[row] = seat.cached_tokens
             self._blocks[row] = count
-            self._prompts[row] = seat.token_ids
+            self._taken[row] = seat
             self._arrays[row] = None
             cells.extend(zip(range(row * width, row * width + count), seat.blocks, strict=True))
         for row, block in launch.blocks:
@@ -90,8 +90,17 @@ class CudaSeats:
         """All prompt tokens of a seat, int32."""
         tokens = self._arrays[seat]
         if tokens is None:
-            tokens = self._arrays[seat] = np.asarray(self._prompts[seat], dtype=np.int32)
+            tokens = self._arrays[seat] = np.asarray(self._guest(seat).token_ids, dtype=np.int32)
         return tokens
+
+    def back(self, parts: Sequence[PromptPart]) -> SeatUpdate:
+        """What takes the lengths of prompts back to where a step began: what it would have computed is not there."""
+        return SeatUpdate([], [self._guest(part.seat)._replace(cached_tokens=part.start) for part in parts])
+
+    def _guest(self, seat: int) -> Seat:
+        guest = self._taken[seat]
+        assert guest is not None, "a prompt part names a seat that nobody took"
+        return guest
 
     def give_padding(self, tokens: int) -> None:
         """Let the padding row have a prompt of `tokens` tokens, for warm-ups."""

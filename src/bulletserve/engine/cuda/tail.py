@@ -8,21 +8,20 @@ import torch
 from torch import Tensor
 
 from bulletserve.engine.cuda.seat_tables import CudaSeats
-from bulletserve.kernels.cuda.sampling import SamplingScratch, sample
+from bulletserve.kernels.cuda.sampling import sample
 from bulletserve.kernels.cuda.step_tables import finish
-from bulletserve.models.cuda_operators import CudaStepContext
+from bulletserve.models.cuda_operators import CudaStepContext, LaneWorkspace
 from bulletserve.models.decoder import Decoder
 
 
 class Tail:
     """Draws one lane's tokens, up to `max_rows` a step; `tokens` int32 [max_rows] holds the last step's."""
 
-    def __init__(self, model: Decoder, seats: CudaSeats, max_rows: int) -> None:
-        device = model.device
+    def __init__(self, model: Decoder, seats: CudaSeats, workspace: LaneWorkspace, max_rows: int) -> None:
         self._model = model
         self._seats = seats
-        self._scratch = SamplingScratch.allocate(max_rows, model.shape.vocab_size, device)
-        self.tokens = torch.zeros(max_rows, dtype=torch.int32, device=device)
+        self._scratch = workspace.sampling
+        self.tokens = torch.zeros(max_rows, dtype=torch.int32, device=model.device)
 
     def draw(self, hidden: Tensor, rows: Tensor, live: Tensor, lengths: Tensor, context: CudaStepContext) -> None:
         """The next token of seats `rows` int32 [R] from `hidden` [R, H]; the first `live` int32 [1] are real.

@@ -262,7 +262,10 @@ class Weight:
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> None:
         if weight.dim() != 2 or weight.shape[0] % 8 or weight.shape[1] % 8 or not weight.is_contiguous():
-            raise ConfigError(f"a weight must be contiguous [N, K] with N and K multiples of 8, not {weight.shape}")
+            raise ConfigError(
+                f"a weight must be contiguous [N, K] with N and K multiples of 8, not {tuple(weight.shape)}: "
+                "run models of other shapes with --device cpu"
+            )
         self.weight = weight
         self.gated = gated
         self.out_features = weight.shape[0] // (2 if gated else 1)
@@ -394,9 +397,9 @@ def blas_sms(sms: int, total: int) -> Iterator[None]:
     """Lets cuBLASLt choose kernels for `sms` of `total` SMs. Process-wide: only while no other lane runs."""
     library = torch.backends.cuda.preferred_blas_library()
     carveout = torch._C._get_sm_carveout_experimental()
-    torch.backends.cuda.preferred_blas_library("cublaslt")
-    torch._C._set_sm_carveout_experimental(total - sms)
     try:
+        torch.backends.cuda.preferred_blas_library("cublaslt")
+        torch._C._set_sm_carveout_experimental(total - sms)
         yield
     finally:
         torch._C._set_sm_carveout_experimental(carveout)

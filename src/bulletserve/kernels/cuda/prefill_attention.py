@@ -22,7 +22,7 @@ from torch import Tensor
 from bulletserve.core.errors import ConfigError
 
 _MAX_SEGMENTS = 128  # programs rank the segments against each other when they start
-_HEAD_DIMS = (64, 96, 128)
+HEAD_DIMS = (64, 96, 128)
 _WIDE_TILE_BYTES = 164352  # shared memory of a tile of 128 rows and 128 keys at head dimension 128
 
 
@@ -204,8 +204,8 @@ def prefill_attention(
     _, heads, head_dim = q.shape
     kv_heads, block_size = kv.shape[2], kv.shape[3]
     group = heads // kv_heads
-    if head_dim not in _HEAD_DIMS:
-        raise ConfigError(f"the prefill attention kernel has head dimensions {_HEAD_DIMS}, not {head_dim}")
+    if head_dim not in HEAD_DIMS:
+        raise ConfigError(f"the prefill attention kernel has head dimensions {HEAD_DIMS}, not {head_dim}")
     if block_size & (block_size - 1):
         raise ConfigError(f"KV block sizes are powers of two, not {block_size}")
     rows = max(_tile_rows(q.shape[0], group, kv_heads, sms), triton.next_power_of_2(group))

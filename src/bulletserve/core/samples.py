@@ -1,0 +1,70 @@
+"""A measured step: what ran, on which share, beside what, how long it took and what the card drew meanwhile.
+
+Knows nothing about how it was measured (`profiling`) or what is fitted to it (`estimator/fit`). The two meet here, and
+in the JSON file that lies beside every calibration.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from bulletserve.core.operators import StepShape
+from bulletserve.core.partition import Partition
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One step that was run again and again.
+
+    `partition`: SMs of each lane while it ran; `(n, 0)` and `(0, n)` where it ran alone on n of them, all or a share. A
+    mixed step has `(total, 0)`. `alongside` is what the other lane ran meanwhile on its share (None: nothing).
+    `seconds`: from the start of one such step to the start of the next. `watts` and `clock_mhz` are means of the whole
+    device over that time, None where there is no counter.
+    """
+
+    step: StepShape
+    partition: Partition
+    alongside: StepShape | None
+    seconds: float
+    watts: float | None = None
+    clock_mhz: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, for `json.dump`."""
+        return {
+            "step": _plain(self.step),
+            "partition": [self.partition.prefill_sms, self.partition.decode_sms],
+            "alongside": None if self.alongside is None else _plain(self.alongside),
+            "seconds": self.seconds,
+            "watts": self.watts,
+            "clock_mhz": self.clock_mhz,
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> "Sample":
+        """The inverse of `to_json`. Raises `ValueError` where a field is missing or is not what it should be."""
+        try:
+            prefill_sms, decode_sms = document["partition"]
+            beside = document["alongside"]
+            return cls(
+                step=_step(document["step"]),
+                partition=Partition(int(prefill_sms), int(decode_sms)),
+                alongside=None if beside is None else _step(beside),
+                seconds=float(document["seconds"]),
+                watts=_optional(document.get("watts")),
+                clock_mhz=_optional(document.get("clock_mhz")),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"this is no sample: {error!r}") from error
+
+
+def _plain(step: StepShape) -> dict[str, int]:
+    return asdict(step)
+
+
+def _step(document: Mapping[str, Any]) -> StepShape:
+    return StepShape(**{field.name: int(document[field.name]) for field in fields(StepShape)})
+
+
+def _optional(value: Any) -> float | None:
+    return None if value is None else float(value)

@@ -1,0 +1,53 @@
+"""How far forecasts are from measured steps, by the kind of sample: the figures that a calibration carries.
+
+Knows nothing about fits. The error of a sample is |forecast / measured - 1|.
+"""
+
+from collections.abc import Callable, Iterable
+from statistics import median, quantiles
+
+from bulletserve.core.samples import Sample
+from bulletserve.core.shapes import ModelShape
+from bulletserve.estimator.estimator import Forecast, forecast, forecast_pair, shares
+from bulletserve.estimator.parameters import Parameters
+from bulletserve.estimator.roofs import WaveMemo, roofs
+from bulletserve.estimator.work import work
+
+Predictor = Callable[[Sample], float]
+"""Seconds of a sample's step."""
+
+GROUPS = ("prefill alone", "decode alone", "mixed", "side by side")
+
+
+def group_of(sample: Sample) -> str:
+    """Which of `GROUPS` a sample belongs to."""
+    if sample.alongside is not None:
+        return "side by side"
+    return "mixed" if sample.step.kind == "mixed" else f"{sample.step.kind} alone"
+
+
+def exact(
+    constants: Parameters, total_sms: int, shape: ModelShape, sample: Sample, waves: WaveMemo, dtype_bytes: int = 2
+) -> Forecast:
+    """The forecast of a sample without the grid on which an `Estimator` rounds counts; `waves` starts empty."""
+    sms, other_sms = shares(sample.step, sample.partition, sample.alongside, total_sms)
+    own = roofs(constants, work(constants, shape, sample.step, dtype_bytes), sms, total_sms, waves)
+    if sample.alongside is None:
+        return forecast(constants, own)
+    other = work(constants, shape, sample.alongside, dtype_bytes)
+    beside = roofs(constants, other, other_sms, total_sms, waves)
+    return forecast_pair(constants, own, beside)[0]
+
+
+def by_group(samples: Iterable[Sample], predict: Predictor) -> dict[str, dict[str, float]]:
+    """{group: {"median", "p90", "count"}} of relative errors, of the groups that have samples."""
+    found: dict[str, list[float]] = {}
+    for sample in samples:
+        found.setdefault(group_of(sample), []).append(abs(predict(sample) / sample.seconds - 1.0))
+    return {group: summary(found[group]) for group in GROUPS if group in found}
+
+
+def summary(errors: list[float]) -> dict[str, float]:
+    """Median, 90th percentile (the greatest of fewer than ten) and count."""
+    p90 = quantiles(errors, n=10, method="inclusive")[-1] if len(errors) > 9 else max(errors)
+    return {"median": median(errors), "p90": p90, "count": float(len(errors))}

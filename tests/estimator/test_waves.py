@@ -1,0 +1,64 @@
+"""The grid that counts are rounded to, and the loss in part-filled waves."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bulletserve.estimator.grid import above, near
+from bulletserve.estimator.waves import wave_factor
+
+counts = st.integers(0, 10**9)
+tiles = (st.floats(0.5, 1.0), st.floats(0.005, 0.6))
+
+
+@given(counts, counts)
+def test_rounding_keeps_order_and_is_close(a: int, b: int) -> None:
+    for rounded in (near, above):
+        assert (rounded(a) <= rounded(b)) or a > b
+        assert rounded(rounded(a)) == rounded(a)
+    assert abs(near(a) - a) <= a / 64
+    assert 0 <= above(a) - a <= a / 32
+
+
+@given(st.integers(0, 64))
+def test_small_counts_are_exact(count: int) -> None:
+    assert near(count) == above(count) == count
+
+
+@given(counts)
+def test_the_grid_is_coarse_enough_to_meet_again(count: int) -> None:
+    """At most 32 numbers for each doubling."""
+    assert len({near(n) for n in range(1024, 2048)}) <= 33
+    assert near(count) % (1 << max(0, count.bit_length() - 6)) == 0
+
+
+@given(st.integers(1, 9000), st.integers(1, 9000), st.integers(1, 40000), st.integers(1, 200), *tiles)
+def test_more_rows_never_take_less_time(a: int, b: int, n: int, sms: int, small: float, split: float) -> None:
+    few, many = sorted((a, b))
+    assert few * wave_factor(few, n, sms, small, split) <= many * wave_factor(many, n, sms, small, split) * (1 + 1e-12)
+
+
+@given(st.integers(1, 9000), st.integers(1, 40000), st.integers(1, 200), st.integers(1, 200), *tiles)
+def test_more_sms_never_take_more_time(m: int, n: int, a: int, b: int, small: float, split: float) -> None:
+    few, many = sorted((a, b))
+    slow, fast = (wave_factor(m, n, sms, small, split) / sms for sms in (few, many))
+    assert fast <= slow * (1 + 1e-12)
+
+
+@given(st.integers(1, 9000), st.integers(1, 40000), st.integers(1, 200), *tiles)
+def test_nothing_beats_full_waves_of_the_best_tile(m: int, n: int, sms: int, small: float, split: float) -> None:
+    assert wave_factor(m, n, sms, small, split) >= 1 - 1e-12
+
+
+def test_whole_waves_lose_nothing_and_one_tile_more_costs_a_turn() -> None:
+    """6144 columns are 24 tiles: 11 rows of tiles are two whole waves of 132 SMs."""
+    assert wave_factor(11 * 128, 6144, 132, 0.85, 0.5) == pytest.approx(1.0)
+    full, next_wave = (m * wave_factor(m, 6144, 132, 0.85, 0.5) for m in (11 * 128, 11 * 128 + 1))
+    assert 1.1 < next_wave / full < 1.5
+
+
+def test_few_tiles_are_shared() -> None:
+    """32 rows of a square weight fill a tenth of the SMs unless programs share tiles."""
+    assert wave_factor(32, 4096, 132, 0.9, 0.05) < 0.6 * wave_factor(32, 4096, 132, 0.9, 0.6) * 1.6
+    alone = 132 / (4096 / 256)
+    assert wave_factor(128, 4096, 132, 0.9, 0.05) < alone / 4
