@@ -1,7 +1,6 @@
 """The loaded engine that all scripts share: Llama-3.1-8B's shapes, random weights, a cache full of random numbers.
 
-Knows nothing about what is measured. Zeros in the cache would be faster than real data are (less power, so a higher
-clock), and unwritten memory may hold NaN.
+Knows nothing about what is measured.
 """
 
 import gc
@@ -11,10 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from benchmarks.gpu.driver import Driver
-from benchmarks.gpu.meter import Meter
 from benchmarks.gpu.report import Report
-from benchmarks.gpu.sources import BlockPool, DecodeRows, MixedChunks, Prompts, layer_groups
 
 from bulletserve.core.config import EngineConfig
 from bulletserve.core.plan import Lane
@@ -24,6 +20,11 @@ from bulletserve.engine.cuda.executor import CudaExecutor
 from bulletserve.engine.cuda.load import load_cuda_engine
 from bulletserve.engine.loaded import LoadedEngine
 from bulletserve.formats.description import Checkpoint
+from bulletserve.profiling.cache_contents import fill_cache
+from bulletserve.profiling.driver import Driver
+from bulletserve.profiling.engine_sources import EngineSources
+from bulletserve.profiling.meter import Meter
+from bulletserve.profiling.sources import BlockPool, DecodeRows, MixedChunks, Prompts
 from bulletserve.scheduler.inbox import QueueInbox
 
 LLAMA_8B = ModelShape(
@@ -42,8 +43,6 @@ LLAMA_8B = ModelShape(
 MAX_ROWS = 256
 PROMPT_ROWS = 8
 """Seats for prompts beside a full decode batch."""
-
-FILL_BLOCKS = 4096
 
 
 @dataclass
@@ -78,26 +77,26 @@ class Bench:
         """A lane's stream on a share."""
         return self.executor._manager.stream(lane, sms)
 
+    @property
+    def sources(self) -> EngineSources:
+        """Makes work for the lanes."""
+        return EngineSources(self.limits(MAX_ROWS + PROMPT_ROWS), self.shape.vocab_size)
+
     def pool(self) -> BlockPool:
         """All blocks, for one scenario."""
-        return BlockPool(self.loaded.size.total_blocks)
+        return self.sources.pool()
 
     def decode(self, rows: int, context: int, sms: int, pool: BlockPool) -> DecodeRows:
         """Decode steps of `rows` rows whose mean context is `context` tokens."""
-        return DecodeRows(rows, context, sms, pool, self.block_size)
+        return self.sources.decode(rows, context, sms, pool)
 
     def prompts(self, tokens: int, sms: int, pool: BlockPool, *, first_seat: int = 0, cut: int = 0) -> Prompts:
         """Prompts of `tokens` tokens in layer groups as the scheduler would make them."""
-        loaded = self.loaded
-        batch = min(tokens, cut or tokens)
-        groups = layer_groups(batch, self.shape.num_layers, loaded.group_token_layers, loaded.graph_tokens)
-        return Prompts(
-            tokens, sms, groups, pool, self.block_size, first_seat=first_seat, vocabulary=self.shape.vocab_size, cut=cut
-        )
+        return self.sources.prompts(tokens, sms, pool, first_seat=first_seat, cut=cut)
 
     def mixed(self, decode: DecodeRows, prompt_tokens: int, chunk: int, pool: BlockPool) -> MixedChunks:
         """Mixed steps: `chunk` tokens of prompts of `prompt_tokens` tokens, and all rows of `decode`."""
-        return MixedChunks(decode, chunk, prompt_tokens, self.total_sms, pool, self.block_size, self.shape.vocab_size)
+        return self.sources.mixed(decode, prompt_tokens, chunk, pool)
 
     def limits(self, max_seqs: int) -> Limits:
         """What a scheduler over this engine goes by, with `max_seqs` requests at once."""
@@ -110,6 +109,7 @@ class Bench:
             group_token_layers=loaded.group_token_layers,
             batch_tokens=loaded.batch_tokens,
             lattice=loaded.executor.lattice,
+            one_group_tokens=loaded.graph_tokens,
         )
 
     def close(self) -> None:
@@ -143,13 +143,3 @@ def start_bench(options: Namespace, out: Path, until_s: float) -> Bench:
     gc.freeze()  # as the engine process does
     driver = Driver(executor, inbox, Meter())
     return Bench(loaded, executor, inbox, driver, LLAMA_8B, config.block_size, options, out, until_s)
-
-
-@torch.inference_mode()
-def fill_cache(layers: list[torch.Tensor]) -> None:
-    """Random keys and values in every block, in place."""
-    for layer in layers:
-        for part in layer.split(FILL_BLOCKS):  # type: ignore[no-untyped-call]
-            part.normal_()
-    if layers[0].is_cuda:
-        torch.cuda.synchronize()

@@ -16,10 +16,10 @@ from contextlib import contextmanager
 
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.report import Report
-from benchmarks.gpu.sources import Source
 
 from bulletserve.core.partition import Partition
 from bulletserve.core.plan import Lane
+from bulletserve.profiling.sources import Source
 from bulletserve.telemetry.latency import quantile
 
 ROWS, CONTEXT = 32, 2048

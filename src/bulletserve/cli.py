@@ -15,6 +15,7 @@ COMMANDS = {
     "serve": "serve a model over an OpenAI-compatible HTTP interface",
     "generate": "complete prompts on this machine, without a server",
     "compare": "run the same requests under several policies and print one table",
+    "calibrate": "measure this device, so that forecasts of its steps can be trusted",
     "doctor": "say what this machine offers and what is missing",
 }
 

@@ -4,12 +4,12 @@ from math import isnan, nan
 import pytest
 from benchmarks.gpu.ratios import Alone, best_within, prefill_ratio, shared, x_ratio
 from benchmarks.gpu.report import Report
-from benchmarks.gpu.traces import StepTime, common_window, figures
 from benchmarks.gpu.waves import wave_loss
 
 from bulletserve.core.launch import Launch
 from bulletserve.core.plan import DecodeStep
 from bulletserve.kernels.cuda.matmul_choice import CUBLAS, Choice
+from bulletserve.profiling.traces import StepTime, TooFewSteps, common_window, figures
 
 ALONE = Alone(10.0, 40_000.0)
 MIXED = [
@@ -55,7 +55,7 @@ def test_only_the_time_in_which_both_lanes_are_busy_counts():
 
 
 def test_too_few_steps_are_no_figure():
-    with pytest.raises(ValueError, match="1 of 1 steps"):
+    with pytest.raises(TooFewSteps, match="1 of 1 steps"):
         figures(steps((0, 10)), (0, 10))
 
 

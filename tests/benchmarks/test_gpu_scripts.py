@@ -8,12 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from benchmarks.gpu.driver import Driver
 
 from bulletserve.core.snapshot import Limits
+from bulletserve.profiling.driver import Driver
 from bulletserve.workload.request_list import RequestLengths
-from tests.benchmarks.fake_device import DECODE_MS, GAP_MS, FakeDevice
 from tests.engine.small_engine import SHAPE, small_engine
+from tests.profiling.fake_device import DECODE_MS, GAP_MS, FakeDevice
 
 pytest.importorskip("triton")
 
@@ -25,7 +25,11 @@ from benchmarks.gpu.bench import LLAMA_8B, Bench
 def bench(tmp_path: Path) -> Bench:
     device: Any = FakeDevice()
     loaded: Any = SimpleNamespace(
-        size=SimpleNamespace(total_blocks=50_000), group_token_layers=10_000, graph_tokens=512, executor=device
+        size=SimpleNamespace(total_blocks=50_000),
+        group_token_layers=10_000,
+        batch_tokens=2112,
+        graph_tokens=512,
+        executor=device,
     )
     parser = ArgumentParser()
     for script in (corun, decode_gaps, offline, operators, phases):

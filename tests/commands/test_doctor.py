@@ -208,3 +208,16 @@ def test_a_section_that_fails_is_a_line(machine: Machine, monkeypatch: pytest.Mo
     assert "GPU: could not be looked at (RuntimeError: the driver refused)" in text
     assert "partitions: could not be looked at (RuntimeError: the driver refused)" in text
     assert "FlashInfer's kernels" in text
+
+
+def test_the_report_names_the_calibration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "250")
+    assert doctor.run(argparse.Namespace()) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if "calibration for" in line)
+    assert "bullet calibrate MODEL" in line
+    monkeypatch.setattr(doctor, "import_module", lambda name: exec("raise RuntimeError('no')"))
+    (row,) = doctor._calibration()
+    assert row[1] == "could not be looked for (RuntimeError: no)"

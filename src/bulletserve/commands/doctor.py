@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
     del options
     console = Console()
     table = Table("what", "here", title=f"bullet {__version__}", title_justify="left", show_lines=False)
-    for what, here in [*_machine(), *_cpu_path(), *_packages(), *_model()]:
+    for what, here in [*_machine(), *_cpu_path(), *_packages(), *_model(), *_calibration()]:
         table.add_row(what, here)
     console.print(table)
     console.print("\n[bold]GPU path[/bold]")
@@ -72,3 +72,21 @@ def _model() -> Iterator[tuple[str, str]]:
         yield "packaged model", open_checkpoint(None).name
     except BulletError as error:
         yield "packaged model", str(error)
+
+
+def _calibration() -> Iterator[tuple[str, str]]:
+    """What forecasts of the packaged model's steps would go by."""
+    what = "calibration for the packaged model"
+    try:
+        from bulletserve.calibrations import find_calibration
+        from bulletserve.formats.checkpoint import open_checkpoint
+        from bulletserve.machine import device_name
+
+        torch = import_module("torch")
+        if torch.cuda.is_available():
+            kind, total_sms = "cuda", int(torch.cuda.get_device_properties(0).multi_processor_count)
+        else:
+            kind, total_sms = "cpu", import_module("bulletserve.resources.cpu_threads").usable_cores()
+        yield what, find_calibration(device_name(kind), total_sms, open_checkpoint(None).shape)[1]
+    except Exception as error:  # the other lines still have something to say
+        yield what, f"could not be looked for ({type(error).__name__}: {error})"

@@ -15,8 +15,8 @@ from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
 from pathlib import Path
 
-TORCH_INDEX = "https://download.pytorch.org/whl/cu130"
-TORCH_RELEASE = "torch==2.11.*"  # the one that Triton of constraints.txt belongs to
+from bulletserve.core.config import CUDA_TORCH
+
 OLDEST_DRIVER = 580  # of CUDA 13
 
 GPU_PACKAGES = {
@@ -94,7 +94,7 @@ def _torch() -> Iterator[str]:
     elif driver_version() is not None:
         yield (
             f"an NVIDIA driver is here, but this torch cannot use it; the line that replaces it: {sys.executable} -m "
-            f"pip install --force-reinstall --index-url {TORCH_INDEX} '{TORCH_RELEASE}'"
+            f"{CUDA_TORCH}"
         )
 
 

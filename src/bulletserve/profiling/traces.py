@@ -1,4 +1,4 @@
-"""What the device's clock says about the steps of two lanes: periods, durations, gaps.
+"""What the device's clock (or, without one, the host's) says about the steps of two lanes: periods, durations, gaps.
 
 Knows nothing about devices: arithmetic over when steps began and ended. A figure of one lane beside another is taken
 only from the time in which both were busy.
@@ -11,6 +11,10 @@ from typing import NamedTuple
 
 from bulletserve.core.launch import Launch
 from bulletserve.core.plan import PrefillGroup
+
+
+class TooFewSteps(RuntimeError):
+    """A run that saw too little to give a figure."""
 
 
 class StepTime(NamedTuple):
@@ -29,9 +33,9 @@ class LaneFigures:
     """A lane over a window.
 
     `period_ms`: from the start of one step to that of the next, on average. `step_ms`: durations on the device.
-    `gaps_ms`: idle time before each step. `prompt_ms`: from the start of a prompt to that of the next, nan where fewer
-    than two began. `prompt_tokens_s` prompt tokens a second over whole prompts. `late`: share of steps that were
-    launched too late.
+    `gaps_ms`: idle time before each step. `prompt_ms`: from the start of a prompt (or batch of prompts) to that of the
+    next, nan where fewer than two began. `prompt_tokens_s` prompt tokens a second over whole prompts. `late`: share of
+    steps that were launched too late.
     """
 
     steps: int
@@ -54,16 +58,17 @@ def common_window(lanes: Sequence[Sequence[StepTime]]) -> tuple[float, float]:
 
 
 def figures(steps: Sequence[StepTime], window: tuple[float, float]) -> LaneFigures:
-    """Of the steps that lie in `window`. Raises `ValueError` with fewer than two."""
+    """Of the steps that lie in `window`. Raises `TooFewSteps` with fewer than two."""
     inside = [step for step in steps if window[0] <= step.start_ms and step.end_ms <= window[1]]
     if len(inside) < 2:
-        raise ValueError(f"{len(inside)} of {len(steps)} steps lie in the {window[1] - window[0]:.1f} ms measured")
+        raise TooFewSteps(f"{len(inside)} of {len(steps)} steps lie in the {window[1] - window[0]:.1f} ms measured")
     nan = float("nan")
     starts = [step.start_ms for step in inside if begins_prompt(step.launch)]
     span_ms = inside[-1].start_ms - inside[0].start_ms
     prompt_ms = (starts[-1] - starts[0]) / (len(starts) - 1) if len(starts) > 1 else nan
     if isinstance(inside[0].launch.step, PrefillGroup):
-        tokens_s = prompt_length(steps) / prompt_ms * 1e3
+        whole = [step.launch for step in inside if starts and starts[0] <= step.start_ms < starts[-1]]
+        tokens_s = sum(map(new_tokens, whole)) / (len(starts) - 1) / prompt_ms * 1e3 if len(starts) > 1 else nan
     else:
         tokens_s = sum(tokens_of(step.launch) for step in inside[:-1]) / span_ms * 1e3
     return LaneFigures(
@@ -78,10 +83,8 @@ def figures(steps: Sequence[StepTime], window: tuple[float, float]) -> LaneFigur
 
 
 def begins_prompt(launch: Launch) -> bool:
-    """The first step of a prompt."""
-    step = launch.step
-    first = not isinstance(step, PrefillGroup) or step.layer_range[0] == 0
-    return bool(launch.parts) and first and launch.parts[0].start == 0
+    """The first step of a prompt: the one that seats it."""
+    return bool(launch.parts) and any(seat.seat == launch.parts[0].seat for seat in launch.seats)
 
 
 def tokens_of(launch: Launch) -> int:
@@ -89,6 +92,7 @@ def tokens_of(launch: Launch) -> int:
     return sum(part.end - part.start for part in launch.parts)
 
 
-def prompt_length(steps: Sequence[StepTime]) -> int:
-    """Tokens of the prompts, which are all alike."""
-    return max(part.end for step in steps for part in step.launch.parts)
+def new_tokens(launch: Launch) -> int:
+    """Prompt tokens that a layer group is the first to work on: those of a group that begins with layer 0."""
+    step = launch.step
+    return tokens_of(launch) if isinstance(step, PrefillGroup) and step.layer_range[0] == 0 else 0

@@ -1,13 +1,21 @@
 from dataclasses import fields
 
 import pytest
-from benchmarks.gpu.driver import Driver
-from benchmarks.gpu.sources import BlockPool, DecodeRows, MixedChunks, Prompts, layer_groups
 
 from bulletserve.core.plan import DecodeStep, Lane, MixedStep, PrefillGroup
 from bulletserve.core.snapshot import LaneState, Limits, PrefillProgress, Snapshot
+from bulletserve.profiling.driver import Driver
+from bulletserve.profiling.sources import BlockPool, DecodeRows, MixedChunks, Prompts, layer_groups
 from bulletserve.scheduler.batching import next_group
-from tests.benchmarks.fake_device import DECODE_MS, GAP_MS, GROUP_MS, MIXED_MS, SLOWER_TOGETHER, FakeDevice
+from tests.profiling.fake_device import (
+    DECODE_MS,
+    GAP_MS,
+    GROUP_MS,
+    MIXED_MS,
+    SLOWER_TOGETHER,
+    FakeDevice,
+    UnwatchedDevice,
+)
 
 BLOCK = 16
 GROUPS = [(0, 8), (8, 16), (16, 24), (24, 32)]
@@ -57,6 +65,17 @@ def test_two_runs_of_one_driver_are_independent():
     assert first.lanes[0].period_ms == pytest.approx(second.lanes[0].period_ms)
     ids = [launch.step_id for launch in device.launches]
     assert len(set(ids)) == len(ids)
+
+
+def test_a_device_that_cannot_be_observed_is_timed_by_what_it_reports():
+    pool, other = BlockPool(4000), BlockPool(4000)
+    device, watched = UnwatchedDevice(), FakeDevice()
+    run = Driver(device, device, now_s=device.now_s).run(decode(pool), prompts(pool), seconds=1.0)
+    seen = Driver(watched, watched, now_s=watched.now_s).run(decode(other), prompts(other), seconds=1.0)
+    for lane, expected in zip(run.lanes, seen.lanes, strict=True):
+        assert lane.period_ms == pytest.approx(expected.period_ms)
+        assert lane.prompt_ms == pytest.approx(expected.prompt_ms, nan_ok=True)
+        assert lane.late == 0
 
 
 def test_a_failed_step_ends_the_run_and_leaves_nothing_behind():
@@ -117,6 +136,36 @@ def test_prompts_are_cut_into_ranges_and_groups():
     assert launches[0].parts == launches[1].parts
     assert launches[0].seats[0].seat == 3 and launches[4].seats[0].seat == 4
     assert len(launches[0].seats[0].blocks) == 313
+
+
+def test_a_batch_of_prompts_with_a_cached_part():
+    source = Prompts(
+        300, 100, [(0, 16), (16, 32)], BlockPool(200), BLOCK, first_seat=4, vocabulary=9, cached=200, count=2
+    )
+    first, second, third = (source.next(i) for i in range(3))
+    assert [seat.seat for seat in first.seats] == [4, 5] and [seat.seat for seat in third.seats] == [6, 7]
+    assert all(seat.cached_tokens == 200 and len(seat.blocks) == 19 for seat in first.seats)
+    assert first.parts == second.parts and not second.seats
+    assert [(part.start, part.end, part.samples) for part in first.parts] == [(200, 300, True)] * 2
+    assert first.step.token_ranges == ((200, 300),) * 2
+    blocks = [block for seat in (*first.seats, *third.seats) for block in seat.blocks]
+    assert len(set(blocks)) == len(blocks)
+
+
+def test_prompts_with_a_cached_part_are_counted_by_what_is_computed():
+    device = FakeDevice()
+    source = Prompts(2048, 100, GROUPS, BlockPool(4000), BLOCK, first_seat=0, vocabulary=9, cached=1024, count=2)
+    found = Driver(device, device, now_s=device.now_s).run(source, seconds=1.0).lanes[0]
+    assert found.prompt_ms == pytest.approx(len(GROUPS) * (GROUP_MS + GAP_MS))
+    assert found.prompt_tokens_s == pytest.approx(2 * 1024 / found.prompt_ms * 1e3)
+
+
+def test_mixed_steps_at_one_place_of_their_prompts_are_all_alike():
+    pool = BlockPool(4000)
+    source = MixedChunks(decode(pool), 100, 700, 132, pool, BLOCK, 1000, cached=600)
+    for step in range(12):
+        (part,) = source.next(step).parts
+        assert (part.start, part.end, part.samples) == (600, 700, True)
 
 
 def test_layer_groups_are_those_of_the_scheduler():

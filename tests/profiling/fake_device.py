@@ -1,4 +1,4 @@
-"""A device with two lanes on a made-up clock: executor and inbox of a benchmark's driver."""
+"""A device with two lanes on a made-up clock: executor and inbox of a driver."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -76,4 +76,13 @@ class FakeDevice:
             return (StepDone(step_id, (), 0.0, 0.0, "broken"),)
         if self._observer is not None:
             self._observer(task)
-        return (StepDone(step_id, (), 0.0, 0.0),)
+        return (StepDone(step_id, (), task.start.at_ms / 1e3, task.end.at_ms / 1e3),)
+
+
+class UnwatchedDevice:
+    """The same device, which cannot be observed: only its `StepDone` says when steps ran, as on a CPU."""
+
+    def __init__(self) -> None:
+        self._device = FakeDevice()
+        self.lattice = self._device.lattice
+        self.now_s, self.start, self.wait = self._device.now_s, self._device.start, self._device.wait

@@ -1,4 +1,4 @@
-"""Work for a lane, step after step, without a scheduler: what a benchmark keeps running.
+"""Work for a lane, step after step, without a scheduler: what a measurement keeps running.
 
 Knows nothing about time or devices. A source makes the launches that `scheduler.state` would make for the same load:
 seats once, a block when a row begins it, layer groups in order. Contexts are steered, so that a figure belongs to one
@@ -114,9 +114,10 @@ def layer_groups(tokens: int, layers: int, group_token_layers: int, graph_tokens
 
 
 class Prompts:
-    """One prompt of `tokens` random tokens after another, alone in its batch, as the layer groups `groups`.
+    """One batch of prompts of `tokens` random tokens after another, each batch as the layer groups `groups`.
 
-    `cut`: longest token range of one batch, as `MAX_RANGE_TOKENS` (0: the whole prompt is one).
+    `count` prompts make a batch. The first `cached` tokens of each are taken as if the prefix cache held them. `cut`:
+    longest token range of one prompt in one batch, as `MAX_RANGE_TOKENS` (0: the rest of a prompt is one).
     """
 
     lane = Lane.PREFILL
@@ -132,51 +133,67 @@ class Prompts:
         first_seat: int,
         vocabulary: int,
         cut: int = 0,
+        cached: int = 0,
+        count: int = 1,
     ) -> None:
         self.tokens = tokens
         self.sms = sms
+        self.cached = cached
         rng = random.Random(tokens)
         self._ids = [rng.randrange(vocabulary) for _ in range(tokens)]
         blocks = -(-tokens // block_size)
-        self._seats = cycle([(first_seat + i, pool.take(blocks)) for i in range(PROMPT_SEATS)])
-        starts = range(0, tokens, cut or tokens)
-        self._work = cycle(
-            [(start, min(tokens, start + (cut or tokens)), layers) for start in starts for layers in groups]
+        self._batches = cycle(
+            [
+                [(first_seat + batch * count + i, pool.take(blocks)) for i in range(count)]
+                for batch in range(PROMPT_SEATS)
+            ]
         )
-        self._seat = -1
+        longest = cut or tokens
+        ranges = [(start, min(tokens, start + longest)) for start in range(cached, tokens, longest)]
+        self._work = cycle([(start, end, layers) for start, end in ranges for layers in groups])
+        self._seated: tuple[int, ...] = ()
 
     def recentre(self, steps: int) -> None:
-        """Every prompt is alike."""
+        """Every batch is alike."""
 
     def next(self, step_id: int) -> Launch:
         """The next layer group."""
         start, end, layers = next(self._work)
         seats: tuple[Seat, ...] = ()
-        if start == 0 and layers[0] == 0:
-            self._seat, blocks = next(self._seats)
-            seats = (Seat(self._seat, self._seat, self._ids, 0, blocks, 0.0, 1.0, 0, 0),)
-        part = PromptPart(self._seat, start, end, end == self.tokens)
-        step = PrefillGroup((self._seat,), ((start, end),), layers, self.sms)
-        return Launch(step_id, step, seats, (), (part,))
+        if start == self.cached and layers[0] == 0:
+            batch = next(self._batches)
+            self._seated = tuple(seat for seat, _ in batch)
+            seats = tuple(_prompt_seat(seat, self._ids, self.cached, blocks) for seat, blocks in batch)
+        parts = tuple(PromptPart(seat, start, end, end == self.tokens) for seat in self._seated)
+        step = PrefillGroup(self._seated, ((start, end),) * len(parts), layers, self.sms)
+        return Launch(step_id, step, seats, (), parts)
 
 
 class MixedChunks:
     """Mixed steps: `chunk` prompt tokens and all rows of `decode` in one forward, as chunked prefill runs them.
 
-    Prompts of `tokens` tokens follow each other without a gap: a chunk ends one and begins the next.
+    Prompts of `tokens` tokens follow each other without a gap: a chunk ends one and begins the next. The first `cached`
+    tokens of each are taken as cached; with `cached + chunk` tokens, all steps are alike.
     """
 
     lane = Lane.PREFILL
 
     def __init__(
-        self, decode: DecodeRows, chunk: int, tokens: int, sms: int, pool: BlockPool, block_size: int, vocabulary: int
+        self,
+        decode: DecodeRows,
+        chunk: int,
+        tokens: int,
+        sms: int,
+        pool: BlockPool,
+        block_size: int,
+        vocabulary: int,
+        cached: int = 0,
     ) -> None:
-        self._decode, self._chunk, self._tokens, self._sms = decode, chunk, tokens, sms
+        self._decode, self._chunk, self._tokens, self._sms, self._cached = decode, chunk, tokens, sms, cached
         rng = random.Random(tokens)
         self._ids = [rng.randrange(vocabulary) for _ in range(tokens)]
-        # A step holds pieces of at most so many prompts, and so may the next one.
-        seats = 2 * (2 + chunk // tokens)
         blocks = -(-tokens // block_size)
+        seats = mixed_seats(chunk, tokens - cached)
         self._seats = cycle([(len(decode.rows) + i, pool.take(blocks)) for i in range(seats)])
         self._seat, self._done = -1, tokens
 
@@ -193,8 +210,8 @@ class MixedChunks:
         while room:
             if self._done == self._tokens:
                 self._seat, own = next(self._seats)
-                self._done = 0
-                seats.append(Seat(self._seat, self._seat, self._ids, 0, own, 0.0, 1.0, 0, 0))
+                self._done = self._cached
+                seats.append(_prompt_seat(self._seat, self._ids, self._cached, own))
             end = min(self._tokens, self._done + room)
             parts.append(PromptPart(self._seat, self._done, end, end == self._tokens))
             room -= end - self._done
@@ -202,3 +219,12 @@ class MixedChunks:
         requests = tuple(part.seat for part in parts)
         step = MixedStep(requests, tuple((part.start, part.end) for part in parts), "all", self._sms)
         return Launch(step_id, step, tuple(seats), blocks, tuple(parts), self._decode.rows)
+
+
+def mixed_seats(chunk: int, new: int) -> int:
+    """Seats of the prompts of mixed steps: a step holds pieces of at most so many, and so may the next one."""
+    return 2 * (2 + chunk // new)
+
+
+def _prompt_seat(seat: int, ids: Sequence[int], cached: int, blocks: tuple[int, ...]) -> Seat:
+    return Seat(seat, seat, ids, cached, blocks, 0.0, 1.0, 0, 0)

@@ -3,44 +3,69 @@
 Knows nothing about schedulers. Each `Source` is one lane's work; whenever a step ends, the next one of its source is
 started, as the loop does. A run warms up, recentres the sources, measures, then drains; only steps that were started
 after the warm-up count, and only while all lanes were busy.
+
+An executor that can be observed (a GPU's) gives events on the device's own clock; of any other (a CPU's) the times in
+its `StepDone` count.
 """
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Any, Protocol
-
-from benchmarks.gpu.meter import Meter
-from benchmarks.gpu.sources import Source
-from benchmarks.gpu.traces import LaneFigures, StepTime, begins_prompt, common_window, figures
+from typing import Any, NamedTuple, Protocol, cast
 
 from bulletserve.core.events import StepDone
 from bulletserve.core.launch import Launch
 from bulletserve.core.partition import Lattice
 from bulletserve.core.ports import Inbox
 from bulletserve.core.snapshot import LANE_DEPTH
+from bulletserve.profiling.meter import Meter
+from bulletserve.profiling.sources import Source
+from bulletserve.profiling.traces import LaneFigures, StepTime, TooFewSteps, begins_prompt, common_window, figures
 
 WARM_S = 0.3
 SAMPLE_S = 0.2
 LONGEST_S = 30.0
 """A run that has not got its steps by then is given up."""
 
+
 Task = Any
-"""`engine.cuda.lane.GpuTask`: `launch`, and events `start` and `end`."""
+"""`engine.cuda.lane.GpuTask`, or `HostTask`: `launch`, and events `start` and `end`."""
 
 
 class Device(Protocol):
-    """What is driven: `engine.cuda.executor.CudaExecutor`."""
-
-    before_step: Callable[[Launch], None] | None
+    """What is driven: an executor."""
 
     @property
     def lattice(self) -> Lattice: ...
 
     def start(self, launch: Launch) -> None: ...
 
+
+class Observable(Device, Protocol):
+    """An executor whose steps can be watched: `engine.cuda.executor.CudaExecutor`."""
+
+    before_step: Callable[[Launch], None] | None
+
     def observe(self, observer: Callable[[Task], None] | None) -> None: ...
+
+
+class HostEvent(NamedTuple):
+    """A moment on the host's clock, to be asked as a CUDA event is."""
+
+    at_s: float
+
+    def elapsed_time(self, other: "HostEvent") -> float:
+        """Milliseconds until `other`."""
+        return (other.at_s - self.at_s) * 1e3
+
+
+class HostTask(NamedTuple):
+    """A step of an executor that cannot be observed."""
+
+    launch: Launch
+    start: HostEvent
+    end: HostEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +101,9 @@ class Driver:
     ) -> None:
         self._executor, self._inbox, self._meter, self._now_s = executor, inbox, meter, now_s
         self._next_step = 0
+        self._watched = cast(Observable, executor) if hasattr(executor, "observe") else None
         self._owner: dict[int, _Lane] = {}
+        self._started: dict[int, Launch] = {}
         self._ended_s: dict[int, float] = {}
         self._launched_s: dict[int, float] = {}
         self._start_us: list[float] = []
@@ -92,12 +119,13 @@ class Driver:
         """Run `sources` side by side, each on its lane, for `seconds` after a warm-up.
 
         It goes on until every source has `least` whole decode steps or prompts. `on_step` hears of every step that
-        ended, in this thread. Raises `RuntimeError` if a step fails or too few of them end.
+        ended, in this thread. Raises `TooFewSteps` if too few of them end, `RuntimeError` if one fails.
         """
         lanes = [_Lane(source) for source in sources]
-        before = self._executor.before_step
-        self._executor.before_step = self._note_launch
-        self._executor.observe(self._note_end)
+        before = self._watched.before_step if self._watched is not None else None
+        if self._watched is not None:
+            self._watched.before_step = self._note_launch
+            self._watched.observe(self._note_end)
         try:
             self._fill(lanes)
             warm_until_s = self._now_s() + warm_s
@@ -110,8 +138,9 @@ class Driver:
             watts, mhz = self._meter.end() if self._meter is not None else (float("nan"), float("nan"))
             self._drain()
         finally:
-            self._executor.observe(None)
-            self._executor.before_step = before
+            if self._watched is not None:
+                self._watched.observe(None)
+                self._watched.before_step = before
         steps = [self._steps(lane, lanes[0].tasks[0][0]) for lane in lanes]
         window = common_window(steps)
         start_us, self._start_us = tuple(self._start_us), []
@@ -129,6 +158,7 @@ class Driver:
     def _start(self, lane: _Lane) -> None:
         launch = lane.source.next(self._next_step)
         self._owner[launch.step_id] = lane
+        self._started[launch.step_id] = launch
         self._next_step += 1
         began_ns = time.perf_counter_ns()
         self._executor.start(launch)
@@ -148,7 +178,7 @@ class Driver:
                 sample_s = now_s + SAMPLE_S
             if now_s > given_up_s:
                 self._drain()
-                raise RuntimeError(f"too few steps ended in {LONGEST_S:.0f} s")
+                raise TooFewSteps(f"too few steps ended in {LONGEST_S:.0f} s")
 
     def _drain(self) -> None:
         given_up_s = self._now_s() + LONGEST_S
@@ -163,6 +193,9 @@ class Driver:
         failed = ""
         for event in self._inbox.wait(self._now_s() + SAMPLE_S):
             if isinstance(event, StepDone) and event.step_id in self._owner:
+                launch = self._started.pop(event.step_id)
+                if self._watched is None and not event.error:
+                    self._note_end(HostTask(launch, HostEvent(event.started_s), HostEvent(event.finished_s)))
                 lanes.append(self._owner.pop(event.step_id))
                 failed = failed or event.error
         if failed:
@@ -208,5 +241,5 @@ class Driver:
             end_ms = start_ms + task.start.elapsed_time(task.end)
             steps.append(StepTime(task.launch, start_ms, end_ms, before.end.elapsed_time(task.start), late))
         if not steps or not isfinite(steps[-1].end_ms):
-            raise RuntimeError("no step was measured")
+            raise TooFewSteps("no step was measured")
         return steps

@@ -1,0 +1,89 @@
+"""All that one calibration run measured, as the file that lies beside the calibration: enough to fit and judge again.
+
+Knows nothing about how it was measured or what is fitted.
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bulletserve.core.errors import ConfigError
+from bulletserve.core.samples import Sample
+from bulletserve.core.shapes import ModelShape, RopeScaling
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """Samples of a model of `shape` whose numbers take `dtype_bytes` bytes.
+
+    `device` holds the fields of `estimator.fit.DeviceFacts`. `fit` and `power` are fitted, `held_out` judges.
+    `skipped`: points without a figure, in words, and why.
+    """
+
+    device: Mapping[str, Any]
+    shape: ModelShape
+    dtype_bytes: int
+    fit: tuple[Sample, ...]
+    held_out: tuple[Sample, ...]
+    power: tuple[Sample, ...] = ()
+    skipped: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def fitted(self) -> tuple[Sample, ...]:
+        """What a fit may use."""
+        return self.fit + self.power
+
+    def save(self, path: Path) -> None:
+        """Write them to `path` in one step."""
+        document: dict[str, Any] = {
+            "format": FORMAT,
+            "device": dict(self.device),
+            "shape": asdict(self.shape),
+            "dtype_bytes": self.dtype_bytes,
+        }
+        for name in ("fit", "held_out", "power"):
+            document[name] = [sample.to_json() for sample in getattr(self, name)]
+        document["skipped"] = [list(pair) for pair in self.skipped]
+        write_whole(path, json.dumps(document, indent=1, allow_nan=False) + "\n")
+
+
+def load_measurements(path: Path) -> Measurements:
+    """What `Measurements.save` wrote. Raises `ConfigError` where there is none."""
+    try:
+        document = json.loads(path.read_text())
+        if document["format"] != FORMAT:
+            raise ConfigError(f"{path} holds samples of format {document['format']}, this version reads {FORMAT}")
+        fit, held_out, power = (tuple(map(Sample.from_json, document[name])) for name in ("fit", "held_out", "power"))
+        scaling = RopeScaling(**document["shape"].pop("rope_scaling"))
+        return Measurements(
+            device=document["device"],
+            shape=ModelShape(**document["shape"], rope_scaling=scaling),
+            dtype_bytes=int(document["dtype_bytes"]),
+            fit=fit,
+            held_out=held_out,
+            power=power,
+            skipped=tuple((str(what), str(why)) for what, why in document["skipped"]),
+        )
+    except OSError as error:
+        raise ConfigError(f"the samples behind the calibration should lie in {path}: {error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path} holds no samples: {error!r}") from error
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that it is there whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+        Path(draft).replace(path)
+    except BaseException:
+        Path(draft).unlink(missing_ok=True)
+        raise

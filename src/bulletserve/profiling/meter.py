@@ -1,0 +1,74 @@
+"""Power and clock of a GPU during a window, from NVML where its Python package (`pynvml`) is installed.
+
+Knows nothing about steps. Energy is the card's own counter, read at both ends of the window, so no sampling thread
+disturbs what is measured; the clock is sampled whenever the driver has a moment.
+"""
+
+import logging
+import time
+from importlib import import_module
+from typing import Any
+
+_log = logging.getLogger(__name__)
+
+
+class Meter:
+    """Watts and MHz between `begin` and `end`; nan without NVML.
+
+    The card is found by its `uuid` (as torch gives it) where there is one, because NVML knows nothing of
+    CUDA_VISIBLE_DEVICES; else by `device_index`. `why_not` says why there are no figures ("": there are).
+    """
+
+    def __init__(self, device_index: int = 0, uuid: str | None = None) -> None:
+        self._nvml: Any = None
+        self.why_not = ""
+        try:
+            self._nvml = import_module("pynvml")
+            self._nvml.nvmlInit()
+            if uuid is None:
+                self._handle = self._nvml.nvmlDeviceGetHandleByIndex(device_index)
+            else:
+                self._handle = self._nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid.removeprefix('GPU-')}")
+            self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)
+        except Exception as error:  # not installed, no library, or a card without the counter
+            self.why_not = str(error) or type(error).__name__
+            _log.warning("no power or clock figures: %s", self.why_not)
+            self._nvml = None
+        self._energy_mj = 0
+        self._began_s = 0.0
+        self._clocks_mhz: list[int] = []
+
+    def begin(self) -> None:
+        """A window begins."""
+        self._clocks_mhz = []
+        if self._nvml is not None:
+            self._energy_mj = self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)
+            self._began_s = time.monotonic()
+
+    def sample(self) -> None:
+        """Note the clock."""
+        if self._nvml is not None:
+            self._clocks_mhz.append(self._nvml.nvmlDeviceGetClockInfo(self._handle, self._nvml.NVML_CLOCK_SM))
+
+    def end(self) -> tuple[float, float]:
+        """Mean watts and mean MHz since `begin`."""
+        if self._nvml is None or not self._clocks_mhz:
+            return float("nan"), float("nan")
+        joules = (self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) - self._energy_mj) / 1e3
+        return joules / (time.monotonic() - self._began_s), sum(self._clocks_mhz) / len(self._clocks_mhz)
+
+    def power_limit_w(self) -> float | None:
+        """The power cap that is set, in watts; None without NVML."""
+        return self._ask("nvmlDeviceGetEnforcedPowerLimit", 1e-3)
+
+    def max_clock_mhz(self) -> float | None:
+        """The highest clock of the SMs; None without NVML."""
+        return None if self._nvml is None else self._ask("nvmlDeviceGetMaxClockInfo", 1.0, self._nvml.NVML_CLOCK_SM)
+
+    def _ask(self, question: str, unit: float, *more: int) -> float | None:
+        if self._nvml is None:
+            return None
+        try:
+            return float(getattr(self._nvml, question)(self._handle, *more)) * unit
+        except Exception:  # the card does not say
+            return None

@@ -1,0 +1,101 @@
+"""Which calibration fits: the user's own before the package's, this model's before another's, then the datasheet."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bulletserve import calibrations
+from bulletserve.calibrations import cache_folder, default_path, find_calibration, samples_path, shape_hash
+from bulletserve.core.shapes import ModelShape
+from bulletserve.estimator.calibration import Calibration, Provenance, datasheet, load
+
+LLAMA = ModelShape("llama", 32, 4096, 14336, 32, 8, 128, 128256, 131072)
+SMALL = replace(LLAMA, num_layers=4)
+MIDDLE = replace(LLAMA, num_layers=20)
+H200 = "NVIDIA H200"
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(calibrations, "PACKAGED", tmp_path / "packaged")
+
+
+def measured(shape: ModelShape, *, sms: int = 132, device: str = H200, date: str = "2026-11-29") -> Calibration:
+    sheet = datasheet(H200, 132)
+    assert sheet is not None
+    return replace(sheet, device=device, total_sms=sms, provenance=Provenance("measured", date=date, shape=shape))
+
+
+def put(one: Calibration, folder: Path | None = None) -> Path:
+    shape = one.provenance.shape
+    assert shape is not None
+    path = default_path(one.device, one.total_sms, shape)
+    path = path if folder is None else folder / path.name
+    one.save(path)
+    return path
+
+
+def test_the_models_own_calibration_wins() -> None:
+    mine = measured(LLAMA)
+    put(measured(SMALL))
+    path = put(mine)
+    assert find_calibration(H200, 132, LLAMA) == (mine, f"measured on this machine for this model ({path})")
+
+
+def test_another_model_on_the_same_device_is_better_than_a_datasheet() -> None:
+    put(measured(SMALL))
+    path = put(measured(MIDDLE))
+    found, source = find_calibration(H200, 132, LLAMA)
+    assert found == measured(MIDDLE), "the nearest in size"
+    assert source == f"measured on this machine with another model ({path}); for this one run: bullet calibrate MODEL"
+
+
+def test_what_is_measured_here_comes_before_what_is_shipped() -> None:
+    put(measured(LLAMA), calibrations.PACKAGED)
+    assert find_calibration(H200, 132, LLAMA)[1].startswith("shipped with bulletserve for this model")
+    put(measured(SMALL))
+    assert find_calibration(H200, 132, LLAMA)[0] == measured(SMALL)
+
+
+@pytest.mark.parametrize("other", [{"sms": 66}, {"device": "NVIDIA H100 PCIe"}])
+def test_another_device_or_a_part_of_it_does_not_count(other: dict[str, object]) -> None:
+    put(measured(LLAMA, **other))  # type: ignore[arg-type]
+    found, source = find_calibration(H200, 132, LLAMA)
+    assert found == datasheet(H200, 132)
+    assert source.startswith("published peaks of NVIDIA H200") and source.endswith("bullet calibrate MODEL")
+
+
+def test_an_unknown_device_has_none_and_says_what_to_do() -> None:
+    found, source = find_calibration("Abacus 3000", 4, LLAMA)
+    assert found is None and source.endswith("make one with: bullet calibrate MODEL")
+
+
+def test_broken_files_and_samples_are_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+    path = put(measured(LLAMA))
+    samples_path(path).write_text("{}")
+    (cache_folder() / "broken.json").write_text("{")
+    with caplog.at_level(logging.WARNING):
+        assert find_calibration(H200, 132, LLAMA)[0] == measured(LLAMA)
+    assert len(caplog.records) == 1 and "broken.json" in caplog.text
+
+
+def test_of_equal_ones_the_newest_counts() -> None:
+    put(measured(LLAMA, date="2026-01-01"))
+    measured(LLAMA, date="2026-05-05").save(cache_folder() / "copy.json")
+    found, _ = find_calibration(H200, 132, LLAMA)
+    assert found is not None and found.provenance.date == "2026-05-05"
+
+
+def test_paths_name_device_width_and_shape() -> None:
+    path = default_path("AMD EPYC(tm) 9R14 / 96-Core", 8, LLAMA)
+    assert path == cache_folder() / f"amd-epyc-tm-9r14-96-core-8-{shape_hash(LLAMA)}.json"
+    assert samples_path(path).name == f"amd-epyc-tm-9r14-96-core-8-{shape_hash(LLAMA)}.samples.json"
+    assert shape_hash(LLAMA) != shape_hash(SMALL)
+
+
+def test_what_is_shipped_can_be_read() -> None:
+    for path in (Path(calibrations.__file__).parent / "data" / "calibrations").glob("*.json"):
+        assert load(path).provenance.source == "measured"

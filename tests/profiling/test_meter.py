@@ -1,0 +1,77 @@
+"""Power and clock through a made-up NVML."""
+
+import sys
+from math import isnan
+from types import SimpleNamespace
+
+import pytest
+
+from bulletserve.profiling import meter
+from bulletserve.profiling.meter import Meter
+
+
+class Nvml(SimpleNamespace):
+    """Draws 300 W; the clock falls by 10 MHz with each look."""
+
+    NVML_CLOCK_SM = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s, self.clock, self.asked = 100.0, 1510, ""
+
+    def nvmlInit(self) -> None: ...  # noqa: N802
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:  # noqa: N802
+        self.asked = f"index {index}"
+        return "card"
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
+        self.asked = uuid
+        return "card"
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, card: str) -> int:  # noqa: N802
+        return int(300_000 * self.now_s)
+
+    def nvmlDeviceGetClockInfo(self, card: str, kind: int) -> int:  # noqa: N802
+        self.clock -= 10
+        return self.clock
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, card: str) -> int:  # noqa: N802
+        return 700_000
+
+    def nvmlDeviceGetMaxClockInfo(self, card: str, kind: int) -> int:  # noqa: N802
+        raise RuntimeError("not supported")
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
+    made = Nvml()
+    monkeypatch.setitem(sys.modules, "pynvml", made)
+    monkeypatch.setattr(meter.time, "monotonic", lambda: made.now_s)
+    return made
+
+
+def test_watts_are_energy_over_time_and_the_clock_a_mean(nvml: Nvml) -> None:
+    one = Meter()
+    one.begin()
+    for _ in range(3):
+        nvml.now_s += 0.5
+        one.sample()
+    assert one.end() == (pytest.approx(300.0), 1490.0)
+    assert nvml.asked == "index 0" and one.why_not == ""
+
+
+def test_facts_of_the_card(nvml: Nvml) -> None:
+    one = Meter(uuid="GPU-12-34")
+    assert nvml.asked == "GPU-12-34"
+    assert one.power_limit_w() == 700.0
+    assert one.max_clock_mhz() is None, "this card does not say"
+
+
+def test_without_nvml_there_are_no_figures_and_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    one = Meter()
+    one.begin()
+    one.sample()
+    assert all(map(isnan, one.end())) and one.why_not
+    assert one.power_limit_w() is None and one.max_clock_mhz() is None
