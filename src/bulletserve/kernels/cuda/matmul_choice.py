@@ -99,7 +99,7 @@ class TableKey:
     @classmethod
     def of(cls, gpu: str, sms: int, dtype: str) -> Self:
         """The key of this process's software on `gpu` with `sms` SMs in all."""
-        source = (Path(__file__).parent / "matmul.py").read_bytes() + Path(__file__).read_bytes()
+        source = (Path(__file__).parent / "matmul_kernel.py").read_bytes() + Path(__file__).read_bytes()
         kernels = hashlib.sha256(source).hexdigest()[:16]
         return cls(gpu, sms, dtype, metadata.version("torch"), _triton_version(), kernels)
 
