@@ -7,13 +7,13 @@ each, the model's own shape before the nearest other one, because most constants
 import hashlib
 import json
 import logging
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import asdict
 from math import inf, log
 from pathlib import Path
 
+from bulletserve.cache_files import cache_root
 from bulletserve.core.errors import ConfigError
 from bulletserve.core.shapes import ModelShape
 from bulletserve.estimator.calibration import Calibration, datasheet, load
@@ -26,8 +26,7 @@ SAMPLES_SUFFIX = ".samples.json"
 
 def cache_folder() -> Path:
     """Where `bullet calibrate` writes: $XDG_CACHE_HOME/bulletserve/calibrations or ~/.cache/..."""
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "bulletserve" / "calibrations"
+    return cache_root() / "calibrations"
 
 
 def default_path(device: str, total_sms: int, shape: ModelShape) -> Path:

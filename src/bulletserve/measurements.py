@@ -4,13 +4,12 @@ Knows nothing about how it was measured or what is fitted.
 """
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from bulletserve.cache_files import write_whole
 from bulletserve.core.errors import ConfigError
 from bulletserve.core.samples import Sample
 from bulletserve.core.shapes import ModelShape, RopeScaling
@@ -74,16 +73,3 @@ def load_measurements(path: Path) -> Measurements:
         raise ConfigError(f"the samples behind the calibration should lie in {path}: {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} holds no samples: {error!r}") from error
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that it is there whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-        Path(draft).replace(path)
-    except BaseException:
-        Path(draft).unlink(missing_ok=True)
-        raise

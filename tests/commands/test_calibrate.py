@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from bulletserve import calibration_run, cli
+from bulletserve.cache_files import write_whole
 from bulletserve.calibrations import default_path, find_calibration, samples_path
 from bulletserve.commands import calibrate
 from bulletserve.core.config import EngineConfig
@@ -20,7 +21,7 @@ from bulletserve.estimator.calibration import Calibration, datasheet, load
 from bulletserve.estimator.errors import GROUPS, exact
 from bulletserve.formats.checkpoint import open_checkpoint
 from bulletserve.machine import cpu_name
-from bulletserve.measurements import Measurements, load_measurements, write_whole
+from bulletserve.measurements import Measurements, load_measurements
 from bulletserve.profiling.design import make_design
 from bulletserve.profiling.points import Point
 from bulletserve.profiling.scope import gpu_scope

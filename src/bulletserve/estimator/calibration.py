@@ -5,8 +5,6 @@ the efficiencies that our kernels reached where we measured, good for orders of 
 """
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from hashlib import sha256
@@ -14,6 +12,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bulletserve.cache_files import write_whole
 from bulletserve.core.errors import ConfigError
 from bulletserve.core.shapes import ModelShape, RopeScaling
 from bulletserve.estimator.parameters import Parameters
@@ -83,15 +82,7 @@ class Calibration:
 
     def save(self, path: Path) -> None:
         """Write it to `path` in one step."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, draft = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-        try:
-            with os.fdopen(handle, "w") as file:
-                file.write(self.to_json())
-            Path(draft).replace(path)
-        except BaseException:
-            Path(draft).unlink(missing_ok=True)
-            raise
+        write_whole(path, self.to_json())
 
 
 def load(path: Path) -> Calibration:

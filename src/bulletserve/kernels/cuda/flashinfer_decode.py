@@ -14,8 +14,6 @@ sizes of the longest piece, takes the best, and lists the longest pieces first. 
 request's pages begin at entry i of a list and end at entry i + 1, and ours do not follow each other.
 """
 
-import importlib
-import importlib.util
 import math
 from typing import Any
 
@@ -24,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bulletserve.core.errors import ConfigError
+from bulletserve.kernels.cuda.flashinfer_library import load_kernels, missing
 
 _TILE_KEYS = {64: 256, 128: 128}  # head dimension -> keys that the library's kernel takes at once
 _TILE_ROWS = 16  # of its query tile: the heads of one KV head
@@ -36,7 +34,6 @@ _FEW_HEADS = 512  # up to so many (row, head) pairs a merging program has one of
 _HEADS_MERGED = 8
 _NO_MASK, _HEADS_FIRST, _NO_WINDOW = 0, 1, -1  # the library's codes
 _EVERYTHING = 2**30  # tokens, more than a piece has
-_TESTED = "0.6."
 
 # How the library's programs cost, in tiles, fitted to measurements on an H200 with 32 to 132 SMs.
 _CONSTANT: tl.constexpr = tl.constexpr(5.0)  # to begin and end one
@@ -49,11 +46,8 @@ def available(
     num_heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, window: int | None
 ) -> str | None:  # fmt: skip
     """Why this kernel cannot serve a model of these shapes on the current device, or None if it can."""
-    if importlib.util.find_spec("flashinfer") is None:
-        return "FlashInfer is not installed: pip install 'bulletserve[cuda]'"
-    version = importlib.import_module("flashinfer.version").__version__
-    if not version.startswith(_TESTED):
-        return f"FlashInfer {version} is not one of the versions this was made for ({_TESTED}*)"
+    if (why := missing()) is not None:
+        return why
     if torch.cuda.get_device_capability() < (8, 0):
         return "FlashInfer's fa2 kernel needs an Ampere GPU or a newer one"
     if head_dim not in _TILE_KEYS:
@@ -350,10 +344,4 @@ class FlashInferDecode:
 
 def _kernel(head_dim: int, dtype: torch.dtype) -> Any:
     """The library's compiled function; its wrapper classes would plan on the host."""
-    modules = importlib.import_module("flashinfer.jit.attention.modules")
-    types = (dtype, dtype, dtype, torch.int32)
-    spec = modules.gen_batch_prefill_module("fa2", *types, head_dim, head_dim, 0, False, False, False)
-    try:
-        return spec.build_and_load().paged_run
-    except (OSError, RuntimeError) as error:
-        raise ConfigError(f"FlashInfer could not load or build its decode kernel (it needs nvcc): {error}") from error
+    return load_kernels("fa2", head_dim, dtype, "decode").paged_run

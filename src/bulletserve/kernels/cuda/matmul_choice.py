@@ -7,8 +7,6 @@ measured with, so all of these are part of a table's key and a table with anothe
 
 import hashlib
 import json
-import os
-import tempfile
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -16,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from bulletserve.cache_files import cache_root, write_whole
 from bulletserve.core.errors import ConfigError
 
 Kind = Literal["cublas", "cublaslt", "triton"]
@@ -207,20 +206,10 @@ class ChoiceTable:
 
     def save(self, path: Path) -> None:
         """Writes the table to `path` in one step, so that no reader ever sees half of it."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, draft = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-        try:
-            with os.fdopen(handle, "w") as file:
-                file.write(self.to_json())
-            Path(draft).replace(path)
-        except BaseException:
-            Path(draft).unlink(missing_ok=True)
-            raise
+        write_whole(path, self.to_json())
 
 
 def default_path(key: TableKey) -> Path:
     """Where the table with this key lives: $XDG_CACHE_HOME/bulletserve or ~/.cache/bulletserve."""
-    cache = os.environ.get("XDG_CACHE_HOME")
-    root = Path(cache) if cache else Path.home() / ".cache"
     digest = hashlib.sha256(json.dumps(asdict(key), sort_keys=True).encode()).hexdigest()[:16]
-    return root / "bulletserve" / f"matmul-{digest}.json"
+    return cache_root() / f"matmul-{digest}.json"
