@@ -106,6 +106,10 @@ class FakeStream:
 
     def __init__(self, device: torch.device, priority: int = 0) -> None:
         self.device, self.priority = device, priority
+        self.waits = 0
+
+    def synchronize(self) -> None:
+        self.waits += 1
 
     def priority_range(self) -> tuple[int, int]:
         return 0, -5

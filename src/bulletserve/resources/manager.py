@@ -55,9 +55,10 @@ class PartitionManager:
                 total_sms = torch.cuda.get_device_properties(self.device).multi_processor_count
                 splits = (Partition(total_sms, total_sms),)
                 self._streams.clear()
-                self._owned.callback(torch.cuda.synchronize, self.device)
                 self.mechanism = "stream priorities"
         self._streams |= {(Lane.PREFILL, total_sms): prefill, (Lane.DECODE, total_sms): decode}
+        for stream in self._streams.values():  # each by itself: the device's synchronize misses graphs on shares
+            self._owned.callback(stream.synchronize)
         self.lattice = Lattice.of_splits(total_sms, splits)
 
     def stream(self, lane: Lane, sms: int) -> torch.cuda.Stream:
@@ -92,7 +93,6 @@ class PartitionManager:
                     self._streams[key] = _external_stream(share.stream, self.device)
             if not splits:
                 raise NoGreenContexts(f"{pool.total} SMs in steps of {pool.step} are too few to split")
-            undo.callback(torch.cuda.synchronize, self.device)
             self._owned = undo.pop_all()
         return tuple(splits)
 

@@ -82,7 +82,7 @@ def _sms_of(launch: Callable[[], object], stream: torch.cuda.Stream, sm_ids: tor
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
         launch()
-    torch.cuda.synchronize()
+    stream.synchronize()  # of a graph replayed on a share, the device's own synchronize does not see the end
     return frozenset(sm_ids.tolist())
 
 

@@ -149,6 +149,16 @@ def test_every_kind_of_step_draws_the_tokens_of_plain_torch(engine):
         engine.launch(DecodeStep("all", 2), rows=(0, 1, 2, 3, 4))
 
 
+def test_any_kind_of_graph_can_be_the_first_one_captured(device, engine):
+    lanes: tuple[CapturedSteps, ...] = (engine.decode, engine.batch)
+    for steps in lanes:
+        for key in {key.kind: key for key in steps.captures()}.values():
+            fresh = Engine(device, graphs=False)
+            steps = fresh.decode if steps is engine.decode else fresh.batch
+            steps.pad()
+            steps.work(key, 1)
+
+
 def test_a_seat_is_taken_again(engine):
     engine.prefill([1], 4)
     for _ in range(6):

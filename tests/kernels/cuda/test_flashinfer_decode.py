@@ -73,6 +73,14 @@ def make_plan(case: Case, device: torch.device, seed: int = 0) -> Planned:
     return Planned(plan, seats, width, pieces, parts, scalars[1:])
 
 
+@pytest.mark.parametrize("max_rows", [1, 3, 8, 40])
+@pytest.mark.parametrize("kv_heads", [1, 2, 8])
+def test_there_is_room_for_every_batch_on_every_share(max_rows: int, kv_heads: int) -> None:
+    most = flashinfer_decode.most_items(max_rows, kv_heads, 132)
+    batches = [(rows, sms) for rows in range(1, max_rows + 1) for sms in range(1, 133)]
+    assert most >= max(flashinfer_decode.count_items(rows, kv_heads, sms) for rows, sms in batches)
+
+
 def check_cover(case: Case, planned: Planned) -> None:
     """Every token of every row is in one piece, and no other token in any."""
     size = case.block_size

@@ -220,8 +220,9 @@ class BatchSteps:
         self._tail.draw(sampled, own.sample_seats[:rows], own.live_samples, own.new_lengths[:rows], context)
 
     def pad(self) -> None:
-        """Let the inputs be padding only, as captures and warm-ups want them."""
+        """Let the inputs be padding only, and all attention planned, as captures and warm-ups want them."""
         self._in.clear()
+        self._begin_decode(self._lattice.total_sms)
         if self._library is not None:
             nothing = np.zeros(0, dtype=np.int32)
             segments = SegmentArrays(np.zeros(1, dtype=np.int32), nothing, nothing)

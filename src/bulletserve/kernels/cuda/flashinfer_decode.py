@@ -196,6 +196,12 @@ def count_items(rows: int, kv_heads: int, sms: int) -> int:
     return at_once if one_wave(rows, kv_heads, sms) else rows + _WAVES_OF_CUTS * at_once
 
 
+def most_items(max_rows: int, kv_heads: int, max_sms: int) -> int:
+    """The most that `count_items` says of any batch and share: a small share may cut a few rows more than a large one."""
+    at_once = _pieces_at_once(kv_heads, max_sms)
+    return max(at_once, max_rows + _WAVES_OF_CUTS * min(at_once, 3 * max_rows))
+
+
 def one_wave(rows: int, kv_heads: int, sms: int) -> bool:
     """Whether the rows are so few that cutting them for one wave of programs is all that helps."""
     return 3 * rows <= _pieces_at_once(kv_heads, sms)
@@ -229,8 +235,7 @@ class DecodePlan:
         self._kv_heads, self._table_width = kv_heads, tables_shape[1]
         tile = max(tile // block_size, 1) * block_size
         self._shape = (triton.next_power_of_2(max_rows), kv_heads, tile, block_size, _ITEMS)
-        room = max(2, *(count_items(n, kv_heads, max_sms) for n in range(1, max_rows + 1)))
-        self.room = room = -(-room // 4) * 4
+        self.room = room = -(-max(most_items(max_rows, kv_heads, max_sms), 2) // 4) * 4
         self.pages, self.queries, self.last_page = (ints(2 * room + 1) for _ in range(3))
         self.pages[-1] = tables_shape[0] * tables_shape[1]  # where the library stops reading block ids
         self.parts = ints(max_rows, 2)
