@@ -1,5 +1,7 @@
 """The engine on a GPU: concurrency, delays, reused memory and captured graphs change nothing but time."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -69,7 +71,8 @@ def test_garbage_in_freed_blocks_changes_no_token(engine):
 
 def test_preemption_changes_no_token():
     with gpu_engine(total_blocks=48) as (small, _):
-        requests = gpu_requests(40, seed=10, longest=300, spread_s=0.01)
+        short = gpu_requests(40, seed=10, longest=300, spread_s=0.01)
+        requests = [replace(request, max_tokens=150) for request in short]
         collector, loop = small.serve(requests, "static_split")
         check_answers(requests, collector)
         assert loop.state.preemptions > 0

@@ -212,11 +212,13 @@ def _capture_all(
     """Compile, then capture, every step that will replay; what each share's graphs took."""
     longest = min(MAX_RANGE_TOKENS, max_model_len - 1)
     for sms in sorted(manager.lattice.prefill_shares):
+        stream = manager.stream(Lane.PREFILL, sms)
         for tokens in WARM_TOKENS:
-            batch.warm(manager.stream(Lane.PREFILL, sms), sms, tokens, longest)
-    torch.cuda.synchronize()
+            batch.warm(stream, sms, tokens, longest)
+        stream.synchronize()  # the next share's work would run beside it, in the same workspace
     batch.pad()
     decode.pad()
+    torch.cuda.synchronize()
     took = []
     lanes: tuple[tuple[Lane, CapturedSteps], ...] = ((Lane.PREFILL, batch), (Lane.DECODE, decode))
     for lane, steps in lanes:
@@ -235,7 +237,7 @@ def _capture(steps: CapturedSteps, keys: list[GraphKey], stream: torch.cuda.Stre
         for key in keys:
             if key.layer <= 0:
                 steps.work(key, 1)
-    torch.cuda.synchronize()
+    stream.synchronize()
     before, _ = torch.cuda.mem_get_info(device)
     gc.collect()
     collects = gc.isenabled()

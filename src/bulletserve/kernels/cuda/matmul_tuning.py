@@ -151,7 +151,7 @@ class _Bench:
                     graph.replay()
                     end.record()
                     samples[choice].append((begin, end))
-            torch.cuda.synchronize()
+        stream.synchronize()
         products = rounds * len(self.weights[shape])
         return {
             choice: statistics.median(begin.elapsed_time(end) for begin, end in pairs) / products / 1e3
