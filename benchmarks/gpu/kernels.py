@@ -18,7 +18,6 @@ from torch import Tensor
 from bulletserve.core.plan import Lane
 from bulletserve.engine.cuda.batch_inputs import SegmentArrays
 from bulletserve.engine.cuda.library_attention import LibraryPart
-from bulletserve.kernels.cuda.decode_attention import DecodeAttention
 from bulletserve.kernels.cuda.matmul import Weight, matmul
 from bulletserve.kernels.cuda.matmul_choice import Choice
 from bulletserve.kernels.cuda.norm import rms_norm
@@ -89,13 +88,9 @@ def kv_bytes(bench: Bench, rows: int, context: int) -> float:
     return float(rows * context * bench.shape.kv_elements_per_token // bench.shape.num_layers * 2)
 
 
-def decode_attention(bench: Bench, rows: int, context: int, sms: int, *, own: bool = False) -> Operator:
-    """Decode attention over random blocks, layer by layer; `own`: by our kernel, whatever the engine uses."""
-    shape, steps = bench.shape, bench.executor.decode
-    kernel, device = steps._attention, torch.device("cuda")
-    if own:
-        sizes = (shape.num_heads, shape.num_kv_heads, shape.head_dim, bench.block_size, bench.total_sms)
-        kernel = DecodeAttention(rows, *sizes, device, shape.sliding_window)
+def decode_attention(bench: Bench, rows: int, context: int, sms: int) -> Operator:
+    """Decode attention over random blocks, layer by layer."""
+    shape, kernel, device = bench.shape, bench.executor.decode._attention, torch.device("cuda")
     tables = _tables(bench, rows, context)
     seats = torch.arange(rows, dtype=torch.int32, device=device)
     lengths = torch.full((rows,), context - 1, dtype=torch.int32, device=device)
@@ -112,8 +107,7 @@ def decode_attention(bench: Bench, rows: int, context: int, sms: int, *, own: bo
 
     flops = 4.0 * rows * context * shape.num_heads * shape.head_dim
     calls = [call(kv) for kv in bench.executor.cache.layers]
-    name = "attention_own" if own else "attention"
-    return Operator(name, calls, flops, kv_bytes(bench, rows, context), shape.num_layers)
+    return Operator("attention", calls, flops, kv_bytes(bench, rows, context), shape.num_layers)
 
 
 def prefill_attentions(bench: Bench, tokens: int, sms: int) -> Iterator[Operator]:

@@ -48,7 +48,6 @@ def _shares(bench: Bench, lane: Lane) -> list[int]:
 def _decode(bench: Bench, rows: int, context: int, sms: int) -> Iterator[Operator]:
     yield from products(bench, Lane.DECODE, rows, sms, capturing=True)
     yield decode_attention(bench, rows, context, sms)
-    yield decode_attention(bench, rows, context, sms, own=True)
     yield from small(bench, Lane.DECODE, rows, sms)
 
 

@@ -198,7 +198,7 @@ def counting_executor(monkeypatch: pytest.MonkeyPatch, lattice: Lattice, blocks:
         "TokenReturn": StreamReturn,
         "StepGraphs": WorkGraphs,
         "Tail": HashTail,
-        "decode_kernel": lambda *_: Kernel(),
+        "decode_attention": lambda *_: Kernel(),
     }
     for module, names in {
         batch_inputs: {"PinnedRing": StreamRing},

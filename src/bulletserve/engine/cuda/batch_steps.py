@@ -19,7 +19,7 @@ from bulletserve.core.launch import Launch, PromptPart
 from bulletserve.core.partition import Lattice
 from bulletserve.core.plan import PrefillGroup
 from bulletserve.core.snapshot import MAX_BATCH_PROMPTS
-from bulletserve.engine.cuda.attention import DecodePart, PrefillPart, decode_kernel
+from bulletserve.engine.cuda.attention import DecodePart, PrefillPart, decode_attention
 from bulletserve.engine.cuda.batch_inputs import BatchInputs, BatchSize, SegmentArrays
 from bulletserve.engine.cuda.buckets import bucket_of
 from bulletserve.engine.cuda.cuda_graphs import GraphKey, StepGraphs
@@ -72,7 +72,7 @@ class BatchSteps:
         self._updater = SeatUpdater(seats, device)
         self._in = BatchInputs(seats, max_tokens, cache.block_size, device)
         self._segments = PrefillSegments(MAX_BATCH_PROMPTS, device, self._in.segments)
-        self._attention = decode_kernel(shape, cache, seats, lattice.total_sms)
+        self._attention = decode_attention(shape, cache, seats, lattice.total_sms)
         self._tail = Tail(model, seats, workspace, seats.max_seqs)
         self._return = TokenReturn(seats.max_seqs)
         self._batch: _Batch | None = None

@@ -14,7 +14,7 @@ from torch import Tensor
 from bulletserve.core.errors import EngineError
 from bulletserve.core.launch import Launch
 from bulletserve.core.partition import Lattice
-from bulletserve.engine.cuda.attention import DecodePart, decode_kernel
+from bulletserve.engine.cuda.attention import DecodePart, decode_attention
 from bulletserve.engine.cuda.buckets import bucket_of
 from bulletserve.engine.cuda.cuda_graphs import GraphKey, StepGraphs
 from bulletserve.engine.cuda.pinned_ring import PinnedRing, TokenReturn
@@ -52,7 +52,7 @@ class DecodeSteps:
         self._ids, self._positions, self._lengths = torch.zeros((3, most), dtype=torch.int32, device=device)
         self._slots = torch.zeros(most, dtype=torch.int64, device=device)
         self._updater = SeatUpdater(seats, device)
-        self._attention = decode_kernel(shape, cache, seats, lattice.total_sms)
+        self._attention = decode_attention(shape, cache, seats, lattice.total_sms)
         self._tail = Tail(model, seats, workspace, most)
         self._return = TokenReturn(most)
         self._known: tuple[int, ...] = ()
@@ -66,7 +66,11 @@ class DecodeSteps:
         graph = self.graphs.get(GraphKey("decode", bucket or 0, launch.step.sms))
         if graph is None:
             raise EngineError(f"no decode graph for {count} rows on {launch.step.sms} SMs")
-        self._send(launch.rows, update.cells if update is not None else [])
+        cells = update.cells if update is not None else []
+        if update is not None and (update.seats or len(cells) > self._buckets[-1]):  # the graph takes in a block a row
+            self._updater.apply(update)
+            cells = []
+        self._send(launch.rows, cells)
         graph.replay()
         self._seats.host_lengths[self._host_rows] += 1
         return self._return.fetch(self._tail.tokens[:count])

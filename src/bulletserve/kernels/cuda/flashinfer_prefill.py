@@ -9,6 +9,8 @@ buffers: nothing waits for the device, a plan can be made while the step before 
 CUDA graph. Block ids are read from the seats' block tables where they lie.
 """
 
+import importlib
+import importlib.util
 import math
 from typing import Any
 
@@ -18,8 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bulletserve.core.errors import ConfigError
-from bulletserve.kernels.cuda.flashinfer_library import load_kernels, missing
 
+_TESTED = "0.6."  # we call what the library's wrapper classes call, which binds us to these versions
 _TILE_ROWS = {64: 192, 128: 128}  # head dimension -> query rows of a tile of the library's kernel
 _TILE_CONSTANT = 2  # a tile costs as much as its keys plus so many times its rows: the library's own estimate
 _RING = 3  # plans whose copies may be under way at once
@@ -31,8 +33,11 @@ Ints = NDArray[np.int32]
 
 def available(head_dim: int, dtype: torch.dtype, window: int | None) -> str | None:
     """Why this kernel cannot serve a model of these shapes on the current device, or None if it can."""
-    if (why := missing()) is not None:
-        return why
+    if importlib.util.find_spec("flashinfer") is None:
+        return "FlashInfer is not installed: pip install 'bulletserve[cuda]'"
+    version = importlib.import_module("flashinfer.version").__version__
+    if not version.startswith(_TESTED):
+        return f"FlashInfer {version} is not one of the versions this was made for ({_TESTED}*)"
     if torch.cuda.get_device_capability() != (9, 0):
         return "FlashInfer's fa3 kernels need a Hopper GPU"
     if head_dim not in _TILE_ROWS:
@@ -178,5 +183,14 @@ class FlashInferPrefill:
 
 
 def _kernels(head_dim: int, dtype: torch.dtype) -> Any:
-    """The library's compiled functions; its wrapper classes would plan for all SMs of the device."""
-    return load_kernels("fa3", head_dim, dtype, "prefill")
+    """The library's compiled functions; its wrapper classes would plan for all SMs of the device.
+
+    `ConfigError` if it cannot load or build them.
+    """
+    modules = importlib.import_module("flashinfer.jit.attention.modules")
+    types = (dtype, dtype, dtype, torch.int32)
+    spec = modules.gen_batch_prefill_module("fa3", *types, head_dim, head_dim, 0, False, False, False)
+    try:
+        return spec.build_and_load()
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(f"FlashInfer could not load or build its prefill kernel (it needs nvcc): {error}") from error
