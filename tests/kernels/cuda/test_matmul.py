@@ -17,7 +17,7 @@ from bulletserve.kernels.cuda.matmul import (
     matmul,
 )
 from bulletserve.kernels.cuda.matmul_choice import Choice, Stream, schedule
-from bulletserve.kernels.cuda.matmul_tuning import all_ways, candidates, modelled_s, tune, warm
+from bulletserve.kernels.cuda.matmul_tuning import Place, all_ways, candidates, modelled_s, tune, warm
 
 GPU = torch.cuda.is_available()
 DTYPES = [torch.float16, torch.bfloat16] if GPU else [torch.float16]  # interpreted, tl.dot takes bfloat16 for integers
@@ -200,7 +200,7 @@ def test_after_tuning_and_warming_nothing_compiles(device: torch.device, monkeyp
     shapes = {(512, 1024): [Weight(torch.randn(512, 1024, device=device).bfloat16()) for _ in range(2)]}
     sms = torch.cuda.get_device_properties(device).multi_processor_count
     scratch = MatmulScratch(device, sms)
-    table = tune(shapes, [16, 64], {sms: torch.cuda.Stream()}, torch.bfloat16, scratch, 30.0, 16)
+    table = tune(shapes, [16, 64], {sms: Place(torch.cuda.Stream())}, torch.bfloat16, scratch, 30.0, 16)
     assert {(m, cell.eager.capture_only) for *_, m, cell in table} == {(16, False), (64, False)}
     weight = shapes[512, 1024][0]
     warm(table, {(512, 1024): weight}, torch.bfloat16, scratch)

@@ -21,8 +21,9 @@ def token_buckets(most: int) -> tuple[int, ...]:
 
 
 def layer_buckets(least: int, most: int) -> tuple[int, ...]:
-    """Token counts above `least` of graphs of single layers: products compute whole tiles of 128 rows anyway."""
-    return tuple(size for size in range(128, most + 1, 128) if size > least)
+    """Token counts above `least` of graphs of single layers."""
+    sizes = [*range(64, 1024, 64), *range(1024, most + 1, 128)]
+    return tuple(size for size in sizes if least < size <= most)
 
 
 def bucket_of(buckets: Sequence[int], size: int) -> int | None:

@@ -111,7 +111,7 @@ def _load(
         Lane.DECODE: LaneWorkspace(shape, max_seqs, max_seqs, dtype, device, lattice.total_sms),
     }
     loaded_s = time.monotonic()
-    operators.choices = choose_products(model, manager, max_seqs, GRAPH_TOKENS, spaces[Lane.PREFILL].matmul)
+    operators.choices = choose_products(model, manager, max_seqs, LAYER_GRAPH_TOKENS, spaces[Lane.PREFILL].matmul)
     tuned_s = time.monotonic()
     kernel = load_library(shape, dtype, step_rows)
     torch.cuda.synchronize()

@@ -13,13 +13,14 @@ import torch
 from bulletserve.core.plan import Lane
 from bulletserve.kernels.cuda.matmul import MatmulScratch, Weight
 from bulletserve.kernels.cuda.matmul_choice import ChoiceTable, TableKey, default_path
-from bulletserve.kernels.cuda.matmul_tuning import Shape, tune, warm
+from bulletserve.kernels.cuda.matmul_tuning import Place, Shape, tune, warm
+from bulletserve.kernels.cuda.neighbour import LOAD_ELEMENTS, Kind, Neighbour
 from bulletserve.models.decoder import Decoder
 from bulletserve.resources.manager import PartitionManager
 
 _log = logging.getLogger(__name__)
 
-LAYER_BUCKETS = (16, 32, 64, 128, 192, 256, 512, 1024, 2048, 4096, 8192)
+LAYER_BUCKETS = (16, 32, 64, 128, 192, 256, 384, 512, 576, 640, 768, 1024, 1280, 1536, 2048, 4096, 8192)
 ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
 TUNING_S = 90.0
 _SAMPLE_WEIGHTS = 8  # of one shape: together more than the L2 cache holds
@@ -31,7 +32,7 @@ class _Part:
 
     shapes: tuple[Shape, ...]
     buckets: Sequence[int]
-    shares: dict[int, torch.cuda.Stream]
+    shares: dict[int, Place]
 
 
 def choose_products(
@@ -50,19 +51,37 @@ def choose_products(
     path = default_path(key)
     table = ChoiceTable.load(path, key) or ChoiceTable(key)
     rows = tuple(bucket for bucket in ROW_BUCKETS if bucket < 2 * max_rows)
-    prefill = {sms: manager.stream(Lane.PREFILL, sms) for sms in lattice.prefill_shares}
-    decode = {sms: manager.stream(Lane.DECODE, sms) for sms in lattice.decode_shares}
-    before = len(list(table))
+    memory = torch.randn(LOAD_ELEMENTS, device=manager.device).to(torch.bfloat16)
+    prefill, decode = (_places(manager, lane, memory) for lane in (Lane.PREFILL, Lane.DECODE))
     for part in (
         _Part((*layers, head), rows, decode),
         _Part((head,), rows, prefill),
         _Part(layers, LAYER_BUCKETS, prefill),
     ):
+        before = len(list(table))
         _complete(table, part, weights, head, model.dtype, scratch, graph_tokens)
-    if len(list(table)) > before:
-        table.save(path)
+        if len(list(table)) > before:
+            table.save(path)
     warm(table, {shape: found[0] for shape, found in weights.items()}, model.dtype, scratch, (head,))
     return table
+
+
+def _places(manager: PartitionManager, lane: Lane, memory: torch.Tensor) -> dict[int, Place]:
+    """A lane's shares; beside each, on the rest of the SMs, what the other lane would do."""
+    lattice = manager.lattice
+    places: dict[int, Place] = {}
+    for partition in lattice.partitions:
+        sms, rest = partition.prefill_sms, partition.decode_sms
+        if lane is Lane.DECODE:
+            sms, rest = rest, sms
+        beside = None
+        if sms and rest and sms + rest <= lattice.total_sms:
+            other = Lane.DECODE if lane is Lane.PREFILL else Lane.PREFILL
+            kind: Kind = "reads" if other is Lane.DECODE else "multiplies"
+            beside = Neighbour(kind, manager.stream(other, rest), rest, memory)
+        if sms:
+            places[sms] = Place(manager.stream(lane, sms), beside)
+    return places
 
 
 def _complete(
@@ -76,7 +95,7 @@ def _complete(
 ) -> None:
     for shape in dict.fromkeys(part.shapes):
         known = table.cells.get(shape, {})
-        missing = {s: stream for s, stream in part.shares.items() if not set(part.buckets) <= set(known.get(s, ()))}
+        missing = {sms: place for sms, place in part.shares.items() if not set(part.buckets) <= set(known.get(sms, ()))}
         if not missing:
             continue
         _log.info("measuring products with a %s weight on %s SMs", shape, sorted(missing))

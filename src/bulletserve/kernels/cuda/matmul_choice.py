@@ -1,8 +1,8 @@
 """Which matrix product to run: the ways there are, how each divides its work, and a table of what measured best.
 
 Knows nothing about Triton or a GPU: arithmetic and a JSON file. A choice is measured for a weight [N, K], a number of
-rows M (a bucket) and a number of SMs. Tables are only as good as the card, the compiler and the kernels they were
-measured with, so all of these are part of a table's key and a table with another key is not loaded.
+rows M (a bucket) and a number of SMs. Tables are only as good as the card, the compiler, the kernels and the way of
+measuring behind them, so all of these are part of a table's key and a table with another key is not loaded.
 """
 
 import hashlib
@@ -98,7 +98,8 @@ class TableKey:
     @classmethod
     def of(cls, gpu: str, sms: int, dtype: str) -> Self:
         """The key of this process's software on `gpu` with `sms` SMs in all."""
-        source = (Path(__file__).parent / "matmul_kernel.py").read_bytes() + Path(__file__).read_bytes()
+        files = ("matmul_kernel.py", "matmul_choice.py", "matmul_tuning.py", "neighbour.py")
+        source = b"".join((Path(__file__).parent / name).read_bytes() for name in files)
         kernels = hashlib.sha256(source).hexdigest()[:16]
         return cls(gpu, sms, dtype, metadata.version("torch"), _triton_version(), kernels)
 

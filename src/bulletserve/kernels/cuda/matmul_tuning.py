@@ -1,6 +1,7 @@
 """Measures which matrix product is best where: a short run at start on the streams that will carry the work.
 
-Knows nothing about models or lanes: it gets weights, row buckets and one stream for each number of SMs. Our kernel
+Knows nothing about models or lanes: it gets weights, row buckets and one place for each number of SMs. A share of the
+SMs is there for the sake of its neighbour, so on a share all is measured beside a load (`neighbour`). Our kernel
 can be cut in dozens of ways; a model of its time (steps of K that the busiest program does, each as long as its
 arithmetic or its loads; never less than reading the weight) picks the few that are worth measuring. Each is timed
 over replays of a graph that walks through different weights, because one that stays in L2 flatters every kernel,
@@ -11,6 +12,7 @@ import statistics
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +29,7 @@ from bulletserve.kernels.cuda.matmul_choice import (
     TableKey,
     schedule,
 )
+from bulletserve.kernels.cuda.neighbour import Neighbour
 
 Shape = tuple[int, int]
 
@@ -102,6 +105,14 @@ def candidates(n: int, k: int, m: int, sms: int, most: int = _MEASURED) -> list[
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where products are measured: a stream, and what runs beside it meanwhile."""
+
+    stream: torch.cuda.Stream
+    neighbour: Neighbour | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class _Bench:
     """What every measurement needs."""
 
@@ -128,9 +139,7 @@ class _Bench:
         """Whether products of this shape may have to add to what is there."""
         return shape not in self.float_out and not self.weights[shape][0].gated
 
-    def times_s(
-        self, shape: Shape, m: int, sms: int, stream: torch.cuda.Stream, choices: Sequence[Choice]
-    ) -> dict[Choice, float]:
+    def times_s(self, shape: Shape, m: int, sms: int, place: Place, choices: Sequence[Choice]) -> dict[Choice, float]:
         """Seconds of one product by each choice: medians over replays that take turns, there and back again.
 
         One choice after the other would time each at the clock that the one before left: on a card at its power
@@ -139,19 +148,20 @@ class _Bench:
         expected_s = max(2 * m * shape[0] * shape[1] / (_SM_FLOPS * sms), 2 * shape[0] * shape[1] / _DEVICE_BYTES_S)
         rounds = max(1, round(_LEAST_TIMED_S / expected_s / len(self.weights[shape])))
         samples: dict[Choice, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {choice: [] for choice in choices}
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(place.stream):
             graphs = [self._graph(shape, m, sms, choice, rounds) for choice in choices]
-            for graph in graphs:
-                graph.replay()
             turns = list(zip(choices, graphs, strict=True))
-            for replay in range(_REPLAYS):
-                for choice, graph in turns if replay % 2 == 0 else reversed(turns):
-                    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-                    begin.record()
+            with place.neighbour.running() if place.neighbour else nullcontext():
+                for graph in graphs:
                     graph.replay()
-                    end.record()
-                    samples[choice].append((begin, end))
-        stream.synchronize()
+                for replay in range(_REPLAYS):
+                    for choice, graph in turns if replay % 2 == 0 else reversed(turns):
+                        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                        begin.record()
+                        graph.replay()
+                        end.record()
+                        samples[choice].append((begin, end))
+        place.stream.synchronize()
         products = rounds * len(self.weights[shape])
         return {
             choice: statistics.median(begin.elapsed_time(end) for begin, end in pairs) / products / 1e3
@@ -176,7 +186,7 @@ class _Bench:
 def tune(
     weights: Mapping[Shape, Sequence[Weight]],
     buckets: Sequence[int],
-    shares: Mapping[int, torch.cuda.Stream],
+    shares: Mapping[int, Place],
     dtype: torch.dtype,
     scratch: MatmulScratch,
     budget_s: float,
@@ -186,7 +196,7 @@ def tune(
     """Measures every (weight shape, bucket, share) for at most about `budget_s`; what is left over stays unknown.
 
     `weights` holds several of each shape [N, K], more bytes than L2 together; `shares` maps a number of SMs to a
-    stream that has them; above `eager_from` rows nothing `capture_only` is tried; shapes in `float_out` are written
+    place that has them; above `eager_from` rows nothing `capture_only` is tried; shapes in `float_out` are written
     as float32. Nothing else may run meanwhile. The table covers these shares only: `merge` joins several.
     """
     ends = time.monotonic() + budget_s
