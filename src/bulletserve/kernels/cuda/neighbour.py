@@ -18,25 +18,35 @@ from torch import Tensor
 Kind = Literal["reads", "multiplies"]
 
 LOAD_ELEMENTS = 1 << 27  # of 16 bits: several times what L2 holds
-_MOST_TURNS = 1 << 21  # each takes more than a microsecond
+_MOST_TURNS = 1 << 18  # each takes some ten microseconds
 _READ_WORDS, _READS_AT_ONCE, _READERS_PER_SM = 2048, 2, 8
+_READS = 16  # of each turn
 _TILE = 128, 256, 64
 _DEPTH = 4096  # elements of a row of either factor
 _ROW_TILES = 8
 
 
 @triton.jit
-def _read(enough, words, sums, count, most, WORDS: tl.constexpr, AT_ONCE: tl.constexpr):
+def _goes_on(enough, turns, most):
+    """An atomic, because one thread asks for all: if each asked for itself, some could leave a loop before others."""
+    return (tl.atomic_add(enough, 0) == 0) & (turns < most)
+
+
+@triton.jit
+def _read(
+    enough, words, sums, count, most, WORDS: tl.constexpr, AT_ONCE: tl.constexpr, READS: tl.constexpr
+):  # fmt: skip
     """Reads all `count` words again and again, each program its own part of them."""
     first = tl.program_id(0).to(tl.int64) * WORDS
     step = tl.num_programs(0) * WORDS
     at = first
     total = tl.zeros((WORDS,), tl.int32)
     turns = 0
-    while (tl.load(enough, volatile=True) == 0) & (turns < most):
-        for _ in tl.static_range(AT_ONCE):
-            total ^= tl.load(words + at + tl.arange(0, WORDS))
-            at = tl.where(at + step + WORDS > count, first, at + step)
+    while _goes_on(enough, turns, most):
+        for _ in range(READS):
+            for _ in tl.static_range(AT_ONCE):
+                total ^= tl.load(words + at + tl.arange(0, WORDS))
+                at = tl.where(at + step + WORDS > count, first, at + step)
         turns += 1
     tl.store(sums + tl.program_id(0), tl.max(total, 0))
 
@@ -55,7 +65,7 @@ def _multiply(
     at_right = right + column[:, None] * DEPTH + k[None, :]
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     turns = 0
-    while (tl.load(enough, volatile=True) == 0) & (turns < most):
+    while _goes_on(enough, turns, most):
         for first in range(0, DEPTH, BLOCK_K):
             total = tl.dot(tl.load(at_left + first), tl.load(at_right + first).T, total)
         turns += 1
@@ -93,7 +103,7 @@ class Neighbour:
             programs = min(self._sms * _READERS_PER_SM, words.numel() // _READ_WORDS)
             _read[(programs,)](
                 self._enough, words, self._sums.view(torch.int32), words.numel(), _MOST_TURNS,
-                _READ_WORDS, _READS_AT_ONCE, num_warps=4,
+                _READ_WORDS, _READS_AT_ONCE, _READS, num_warps=4,
             )  # fmt: skip
             return
         rows = _ROW_TILES * _TILE[0]
