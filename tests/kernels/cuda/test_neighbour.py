@@ -46,6 +46,8 @@ def test_it_runs_beside_and_ends_also_when_something_failed(kind: Kind) -> None:
     memory = torch.randn(neighbour.LOAD_ELEMENTS, device="cuda").bfloat16()
     stream, own = torch.cuda.Stream(), torch.cuda.Stream()
     load = Neighbour(kind, stream, 60, memory)
+    torch.cuda._sleep(1)
+    torch.cuda.synchronize()
     for _ in range(2):
         began_s = time.monotonic()
         with pytest.raises(KeyError), torch.cuda.stream(own), load.running():

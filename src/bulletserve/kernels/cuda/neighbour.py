@@ -18,7 +18,7 @@ from torch import Tensor
 Kind = Literal["reads", "multiplies"]
 
 LOAD_ELEMENTS = 1 << 27  # of 16 bits: several times what L2 holds
-_MOST_TURNS = 1 << 18  # each takes some ten microseconds
+_MOST_TURNS = 1 << 16  # each takes some ten microseconds
 _READ_WORDS, _READS_AT_ONCE, _READERS_PER_SM = 2048, 2, 8
 _READS = 16  # of each turn
 _TILE = 128, 256, 64
@@ -81,6 +81,7 @@ class Neighbour:
             raise ValueError(f"{memory.numel()} elements are too few for a tile of each factor")
         self.kind, self._stream, self._sms, self._memory = kind, stream, sms, memory
         self._enough = torch.zeros(1, dtype=torch.int32, device=memory.device)
+        self._enough.fill_(1)  # what ends the load must be loaded before it runs: loading a kernel waits for the others
         self._sums = torch.zeros(sms * _READERS_PER_SM, dtype=torch.float32, device=memory.device)
 
     @contextmanager
