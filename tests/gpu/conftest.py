@@ -5,8 +5,8 @@ import pytest
 
 @pytest.fixture(autouse=True, scope="session")
 def short_tuning():
-    """Half a second per weight shape: some products by our kernels, the others by cuBLAS."""
+    """Three seconds: some products by our kernels, the others by cuBLAS."""
     products = pytest.importorskip("bulletserve.engine.cuda.products")
-    before, products.TUNING_S = products.TUNING_S, 0.5
+    before, products.TUNING_S = products.TUNING_S, 3.0
     yield
     products.TUNING_S = before

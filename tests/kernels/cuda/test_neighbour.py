@@ -27,6 +27,7 @@ def test_every_program_works_on_its_own_part(kind: Kind, small: int, monkeypatch
     memory = torch.full((small,), 2.0, dtype=torch.float16)
     load = Neighbour(kind, None, 4, memory)  # type: ignore[arg-type]
     load._sums.fill_(-1.0)
+    load._enough.zero_()
     load.launch()
     if kind == "reads":
         words = load._sums.view(torch.int32)[: min(32, small // 2 // 64)]

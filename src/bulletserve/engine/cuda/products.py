@@ -5,16 +5,17 @@ new model of known shapes, or a second start, costs nothing.
 """
 
 import logging
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
+from bulletserve.core.partition import Lattice
 from bulletserve.core.plan import Lane
 from bulletserve.kernels.cuda.matmul import MatmulScratch, Weight
 from bulletserve.kernels.cuda.matmul_choice import ChoiceTable, TableKey, default_path
 from bulletserve.kernels.cuda.matmul_tuning import Place, Shape, tune, warm
-from bulletserve.kernels.cuda.neighbour import LOAD_ELEMENTS, Kind, Neighbour
+from bulletserve.kernels.cuda.neighbour import DECODE_LOAD, LOAD_ELEMENTS, PREFILL_LOAD, Neighbour
 from bulletserve.models.decoder import Decoder
 from bulletserve.resources.manager import PartitionManager
 
@@ -22,17 +23,10 @@ _log = logging.getLogger(__name__)
 
 LAYER_BUCKETS = (16, 32, 64, 128, 192, 256, 384, 512, 576, 640, 768, 1024, 1280, 1536, 2048, 4096, 8192)
 ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
-TUNING_S = 90.0
+TUNING_S = 180.0
+"""For all products of a model together; what is not measured by then is measured at the next start."""
+
 _SAMPLE_WEIGHTS = 8  # of one shape: together more than the L2 cache holds
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Weight shapes that a lane multiplies on its shares, at some numbers of rows."""
-
-    shapes: tuple[Shape, ...]
-    buckets: Sequence[int]
-    shares: dict[int, Place]
 
 
 def choose_products(
@@ -51,59 +45,50 @@ def choose_products(
     path = default_path(key)
     table = ChoiceTable.load(path, key) or ChoiceTable(key)
     rows = tuple(bucket for bucket in ROW_BUCKETS if bucket < 2 * max_rows)
-    memory = torch.randn(LOAD_ELEMENTS, device=manager.device).to(torch.bfloat16)
-    prefill, decode = (_places(manager, lane, memory) for lane in (Lane.PREFILL, Lane.DECODE))
-    for part in (
-        _Part((*layers, head), rows, decode),
-        _Part((head,), rows, prefill),
-        _Part(layers, LAYER_BUCKETS, prefill),
-    ):
-        before = len(list(table))
-        _complete(table, part, weights, head, model.dtype, scratch, graph_tokens)
-        if len(list(table)) > before:
-            table.save(path)
+    wanted = [(Lane.DECODE, shape, rows) for shape in dict.fromkeys((*layers, head))]
+    wanted += [(Lane.PREFILL, head, rows), *((Lane.PREFILL, shape, LAYER_BUCKETS) for shape in layers)]
+    places: dict[tuple[Lane, int], Place] = {}
+    ends_s = time.monotonic() + TUNING_S
+    for done, (lane, shape, buckets) in enumerate(wanted):
+        missing = _missing_shares(table, lattice, lane, shape, buckets)
+        if not missing:
+            continue
+        places = places or _places(manager)
+        budget_s = (ends_s - time.monotonic()) / (len(wanted) - done)
+        _log.info("measuring products with a %s weight on %s SMs", shape, missing)
+        shares = {sms: places[lane, sms] for sms in missing}
+        few, float_out = {shape: weights[shape]}, (head,) if shape == head else ()
+        table.merge(tune(few, buckets, shares, model.dtype, scratch, budget_s, graph_tokens, float_out))
+        table.save(path)
     warm(table, {shape: found[0] for shape, found in weights.items()}, model.dtype, scratch, (head,))
     return table
 
 
-def _places(manager: PartitionManager, lane: Lane, memory: torch.Tensor) -> dict[int, Place]:
-    """A lane's shares; beside each, on the rest of the SMs, what the other lane would do."""
+def _missing_shares(
+    table: ChoiceTable, lattice: Lattice, lane: Lane, shape: Shape, buckets: Sequence[int]
+) -> list[int]:
+    """Shares of a lane on which some bucket of a weight's shape was not measured."""
+    known = table.cells.get(shape, {})
+    granted = lattice.decode_shares if lane is Lane.DECODE else lattice.prefill_shares
+    return sorted(sms for sms in granted if not set(buckets) <= set(known.get(sms, ())))
+
+
+def _places(manager: PartitionManager) -> dict[tuple[Lane, int], Place]:
+    """The shares of both lanes; beside each, on the rest of the SMs, what the other lane would do."""
     lattice = manager.lattice
-    places: dict[int, Place] = {}
+    memory = torch.randn(LOAD_ELEMENTS, device=manager.device).to(torch.bfloat16)
+    places: dict[tuple[Lane, int], Place] = {}
     for partition in lattice.partitions:
-        sms, rest = partition.prefill_sms, partition.decode_sms
-        if lane is Lane.DECODE:
-            sms, rest = rest, sms
-        beside = None
-        if sms and rest and sms + rest <= lattice.total_sms:
-            other = Lane.DECODE if lane is Lane.PREFILL else Lane.PREFILL
-            kind: Kind = "reads" if other is Lane.DECODE else "multiplies"
-            beside = Neighbour(kind, manager.stream(other, rest), rest, memory)
-        if sms:
-            places[sms] = Place(manager.stream(lane, sms), beside)
+        prefill, decode = partition.prefill_sms, partition.decode_sms
+        split = prefill > 0 and decode > 0 and prefill + decode <= lattice.total_sms
+        for lane, sms, other, rest, kind in (
+            (Lane.PREFILL, prefill, Lane.DECODE, decode, DECODE_LOAD),
+            (Lane.DECODE, decode, Lane.PREFILL, prefill, PREFILL_LOAD),
+        ):
+            beside = Neighbour(kind, manager.stream(other, rest), rest, memory) if split else None
+            if sms:
+                places[lane, sms] = Place(manager.stream(lane, sms), beside)
     return places
-
-
-def _complete(
-    table: ChoiceTable,
-    part: _Part,
-    weights: dict[Shape, list[Weight]],
-    head: Shape,
-    dtype: torch.dtype,
-    scratch: MatmulScratch,
-    graph_tokens: int,
-) -> None:
-    for shape in dict.fromkeys(part.shapes):
-        known = table.cells.get(shape, {})
-        missing = {sms: place for sms, place in part.shares.items() if not set(part.buckets) <= set(known.get(sms, ()))}
-        if not missing:
-            continue
-        _log.info("measuring products with a %s weight on %s SMs", shape, sorted(missing))
-        float_out = (shape,) if shape == head else ()
-        measured = tune(
-            {shape: weights[shape]}, part.buckets, missing, dtype, scratch, TUNING_S, graph_tokens, float_out
-        )
-        table.merge(measured)
 
 
 def _sample(found: list[Weight], is_head: bool) -> list[Weight]:
