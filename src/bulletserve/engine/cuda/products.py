@@ -15,7 +15,7 @@ from bulletserve.core.plan import Lane
 from bulletserve.kernels.cuda.matmul import MatmulScratch, Weight
 from bulletserve.kernels.cuda.matmul_choice import ChoiceTable, TableKey, default_path
 from bulletserve.kernels.cuda.matmul_tuning import Place, Shape, tune, warm
-from bulletserve.kernels.cuda.neighbour import DECODE_LOAD, LOAD_ELEMENTS, PREFILL_LOAD, Neighbour
+from bulletserve.kernels.cuda.neighbour import LOAD_ELEMENTS, Kind, Neighbour
 from bulletserve.models.decoder import Decoder
 from bulletserve.resources.manager import PartitionManager
 
@@ -23,6 +23,8 @@ _log = logging.getLogger(__name__)
 
 LAYER_BUCKETS = (16, 32, 64, 128, 192, 256, 384, 512, 576, 640, 768, 1024, 1280, 1536, 2048, 4096, 8192)
 ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
+DECODE_LOAD: Kind = "reads"
+PREFILL_LOAD: Kind = "multiplies"
 TUNING_S = 180.0
 """For all products of a model together; what is not measured by then is measured at the next start."""
 

@@ -16,8 +16,6 @@ import triton.language as tl
 from torch import Tensor
 
 Kind = Literal["reads", "multiplies"]
-DECODE_LOAD: Kind = "reads"
-PREFILL_LOAD: Kind = "multiplies"
 
 LOAD_ELEMENTS = 1 << 27  # of 16 bits: several times what L2 holds
 _MOST_TURNS = 1 << 16  # each takes some ten microseconds
