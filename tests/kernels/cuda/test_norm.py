@@ -5,7 +5,7 @@ import torch
 
 from bulletserve.kernels import norm as cpu_norm
 from bulletserve.kernels import reference
-from bulletserve.kernels.cuda.norm import add_rms_norm, rms_norm
+from bulletserve.kernels.cuda.norm import rms_norm
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
@@ -34,22 +34,6 @@ def test_rms_norm(device: torch.device, rows: int, width: int, dtype: torch.dtyp
         assert dtype == torch.float32 or float(same.float().mean()) > 0.98
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "width"), [(4, 8), (3, 1000), (2, 8192)])
-def test_add_rms_norm(device: torch.device, rows: int, width: int, dtype: torch.dtype) -> None:
-    x = torch.randn(rows, width).to(dtype).to(device)
-    residual = torch.randn(rows, width).to(dtype).to(device)
-    weight = torch.randn(width).to(dtype).to(device)
-    out = torch.full_like(x, float("nan"))
-    total = residual + x
-    add_rms_norm(x, residual, weight, 1e-6, out)
-    if rounds_to_nearest(dtype, device):
-        assert torch.equal(residual, total)
-    expected = reference.rms_norm(total, weight, 1e-6)
-    assert float((out.float() - expected).norm() / expected.norm()) < tolerance(dtype)
-
-
 def test_no_rows(device: torch.device) -> None:
     empty = torch.empty(0, 64, device=device)
     rms_norm(empty, torch.ones(64, device=device), 1e-6, empty)
-    add_rms_norm(empty, empty, torch.ones(64, device=device), 1e-6, empty)

@@ -1,4 +1,4 @@
-"""RMSNorm on the GPU, alone or together with the addition that comes before it.
+"""RMSNorm on the GPU. The addition before it is part of the product that makes the addend.
 
 Knows nothing about where in a model it stands. Bound by memory: a row is read once, stays in registers between
 the statistics and the product, and is written once; one program per row.
@@ -27,20 +27,6 @@ def _rms_norm(x, weight, out, eps, width: tl.constexpr, block: tl.constexpr):
     tl.store(out + start + column, normalised(values, scales, width, eps, out.dtype.element_ty), mask)
 
 
-@triton.jit
-def _add_rms_norm(x, residual, weight, out, eps, width: tl.constexpr, block: tl.constexpr):
-    start = tl.program_id(0).to(tl.int64) * width
-    column = tl.arange(0, block)
-    mask = column < width
-    left = tl.load(residual + start + column, mask, 0.0)
-    right = tl.load(x + start + column, mask, 0.0)
-    scales = tl.load(weight + column, mask, 0.0)
-    total = (left.to(tl.float32) + right.to(tl.float32)).to(left.dtype)
-    tl.store(residual + start + column, total, mask)
-    values = normalised(total.to(tl.float32), scales, width, eps, out.dtype.element_ty)
-    tl.store(out + start + column, values, mask)
-
-
 def _shape(width: int) -> dict[str, int]:
     block = triton.next_power_of_2(width)
     return {"width": width, "block": block, "num_warps": min(16, max(1, block // 512))}
@@ -50,9 +36,3 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
     """`out` = x / sqrt(mean(x^2) + eps) * weight along rows. x and out [T, D] contiguous, weight [D], D <= 16384."""
     if x.shape[0]:
         _rms_norm[(x.shape[0],)](x, weight, out, eps, **_shape(x.shape[1]))
-
-
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-    """`residual` += x (rounded to its dtype), then `out` = rms_norm(residual). All [T, D] contiguous, weight [D]."""
-    if x.shape[0]:
-        _add_rms_norm[(x.shape[0],)](x, residual, weight, out, eps, **_shape(x.shape[1]))
