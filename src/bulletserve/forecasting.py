@@ -29,7 +29,8 @@ FIRST_START_S = 7.0
 
 @dataclass(frozen=True)
 class Forecasts:
-    """What an engine plans with (None: nothing), and a line for people about where it comes from."""
+    """What an engine plans with (None: nothing), and a line for people about where it comes from ("": they have
+    been told)."""
 
     estimator: Estimator | None
     note: str
@@ -49,14 +50,15 @@ def forecasts_for(engine: "Engine", *, needed: bool) -> Forecasts:
         found = _measured_now(engine, found)
     if found.calibration is None:
         return Forecasts(None, "")
-    if found.calibration.provenance.source == "datasheet":
+    warned = found.calibration.provenance.source == "datasheet"
+    if warned:
         _log.warning("forecasts go by %s", found.source)
     # How large a step its host launches in one piece is the engine's affair, whoever measured.
     constants = replace(found.calibration.parameters, graph_tokens=engine.limits.captured_rows)
     calibration = replace(found.calibration, parameters=constants)
     estimator = Estimator(calibration, engine.checkpoint.shape, dtype_bytes(engine.info.dtype))
     estimator.prepare(engine.limits.lattice, engine.limits.max_seqs, MAX_BATCH_TOKENS)
-    return Forecasts(estimator, f"forecasts: {found.source}")
+    return Forecasts(estimator, "" if warned else f"forecasts: {found.source}")
 
 
 def _measured_now(engine: "Engine", otherwise: Found) -> Found:

@@ -12,6 +12,7 @@ import pytest
 
 from bulletserve import calibrations, forecasting
 from bulletserve.calibrations import cache_folder, default_path
+from bulletserve.comparison import TimedPrompt, run_arm
 from bulletserve.compose import Engine, build_engine
 from bulletserve.core.config import EngineConfig
 from bulletserve.core.events import Output, Status
@@ -71,7 +72,7 @@ def test_a_gpu_without_a_calibration_goes_by_its_datasheet_and_says_so(caplog: p
     with caplog.at_level(logging.WARNING):
         found = forecasts_for(gpu_engine(), needed=False)
     assert "published peaks of NVIDIA H200" in caplog.text and "bullet calibrate org/llama" in caplog.text
-    assert found.estimator is not None and found.note in f"forecasts: {caplog.text}".replace("forecasts go by ", "")
+    assert found.estimator is not None and found.note == "", "said once"
 
 
 @pytest.mark.usefixtures("on_a_gpu")
@@ -140,3 +141,12 @@ def test_a_cpu_that_cannot_be_measured_in_passing_goes_by_another_models_calibra
     loop = cpu_engine.loop(Nowhere(), policy := Foresighted())  # type: ignore[arg-type]
     assert policy.needs_forecasts and loop.state.estimator is not None
     assert "could not be measured in passing" in caplog.text and "with another model" in cpu_engine.info.notes[-1]
+
+
+def test_an_engine_that_was_measured_answers_as_before(cpu_engine: Engine) -> None:
+    """Measuring takes seats and blocks and leaves random keys and values behind."""
+    prompts = [TimedPrompt(0.0, tuple(range(i, i + 40 + i)), 12) for i in range(6)]
+    before = run_arm(cpu_engine, "time_sliced", prompts).tokens
+    cpu_engine.loop(Nowhere(), Foresighted())  # type: ignore[arg-type]
+    assert cpu_engine.forecasts is not None and cpu_engine.forecasts.estimator is not None
+    assert run_arm(cpu_engine, "time_sliced", prompts).tokens == before

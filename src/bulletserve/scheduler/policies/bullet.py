@@ -155,7 +155,8 @@ class _Decision:
                 new = min(new, MAX_RANGE_TOKENS)
                 if prompts and (have >= o.batch or have + new > 2 * o.batch):
                     break
-                prompts.append((new, before)); have += new
+                prompts.append((new, before))
+                have += new
             batch = look.prefill(prompts)
             done = 0.0
         p = pace(s, look.decode_alone_s, o.margin)
@@ -190,9 +191,12 @@ class _Decision:
             entries = self.admitted_first(order)
             reqs, ranges, t = [], [], way.tokens
             for e in entries:
-                if t <= 0: break
+                if t <= 0:
+                    break
                 n = min(t, tokens_left(e), MAX_RANGE_TOKENS)
-                reqs.append(e.request_id); ranges.append((e.computed_tokens, e.computed_tokens + n)); t -= n
+                reqs.append(e.request_id)
+                ranges.append((e.computed_tokens, e.computed_tokens + n))
+                t -= n
             return Plan(starts=(MixedStep(tuple(reqs), tuple(ranges), "all", self.total),), because=because)
         starts: list[Start] = []
         # prefill lane
