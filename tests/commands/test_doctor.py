@@ -60,7 +60,12 @@ class Machine:
 
     def __init__(self) -> None:
         self.torch: Any = torch_with("13.0", 1)
-        self.packages = {"triton": "3.6.0", "flashinfer-python": "0.6.12", "cuda-bindings": "13.0.3"}
+        self.packages = {
+            "triton": "3.6.0",
+            "flashinfer-python": "0.6.12",
+            "cuda-bindings": "13.0.3",
+            "nvidia-ml-py": "13.580.82",
+        }
         self.results: list[SimpleNamespace] = []
         self.commands = {"nvcc": "/usr/bin/nvcc", "cc": "/usr/bin/cc"}
 

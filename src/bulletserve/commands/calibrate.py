@@ -33,7 +33,7 @@ from bulletserve.profiling.scope import GPU_SEATS
 TIME_LIMIT_S = 270.0
 """Measuring ends so long after the start, so that all of it takes five minutes."""
 
-NVML_FIX = "pip install nvidia-ml-py"
+NVML_FIX = "pip install nvidia-ml-py, or ask bullet doctor"
 
 _ENGINE_POLICY = "static_split"  # an engine is built with one; nothing asks it for a plan
 
