@@ -27,7 +27,7 @@ from bulletserve.profiling.driver import Driver
 from bulletserve.profiling.engine_sources import EngineSources
 from bulletserve.profiling.meter import Meter
 from bulletserve.profiling.points import Point
-from bulletserve.profiling.profiler import POWER_PACE, Profiler, Samples, faster
+from bulletserve.profiling.profiler import POWER_PACE, Pace, Profiler, Samples, faster
 from bulletserve.profiling.scope import Scope, cpu_scope, gpu_scope
 from bulletserve.profiling.traces import TooFewSteps
 
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 MOST_SKIPPED = 0.25
 """A run of which more than this share gave no figure is no calibration."""
+
+STEADY, MOST_ROUNDS = 1.1, 5
+"""Where points are run more than once, those whose two best runs are further apart are run again, up to so often."""
 
 KEPT_S = 10.0
 """How often what is measured so far is given away."""
@@ -120,6 +123,7 @@ class _Measuring:
         self._plan, self._profiler, self._facts = plan, profiler, facts
         self._found: dict[Point, Samples] = {}
         self._failed: dict[Point, str] = {}
+        self._took: dict[Point, list[float]] = {}
         self._cut_short = ""
 
     def run(self, told: Callable[[Point], None], until_s: float, kept: Callable[[Measurements], None]) -> Measurements:
@@ -135,28 +139,43 @@ class _Measuring:
         plan, rng = self._plan, random.Random(self._plan.seed)
         points = [*plan.design.fit, *plan.design.held_out]
         runs = [(point, POWER_PACE) for point in plan.power]
-        runs += [
-            (point, plan.scope.pace) for _ in range(plan.scope.rounds) for point in rng.sample(points, len(points))
-        ]
+        for _ in range(plan.scope.rounds):
+            runs += [(point, plan.scope.pace) for point in rng.sample(points, len(points))]
         with suppress(TooFewSteps, EngineError):
             self._profiler.measure(runs[-1][0], plan.scope.pace)  # cold clocks and caches
         kept_s = time.monotonic()
-        for at, (point, pace) in enumerate(runs):
+        at = 0
+        while at < len(runs):
             now_s = time.monotonic()
             if now_s > until_s:
                 self._cut_short = f"time ran out after {at} of {len(runs)} runs"
-                break
+                return
             if now_s > kept_s + KEPT_S:
                 kept(self.measurements())
                 kept_s = now_s
-            told(point)
+            told(runs[at][0])
             try:
-                self._found[point] = faster(self._found.get(point), self._profiler.measure(point, pace))
-            except (TooFewSteps, ValueError) as error:  # too little was seen, or the cache is too small for it
-                self._failed[point] = str(error)
+                self._one(*runs[at])
             except EngineError as error:
                 self._cut_short = f"{error} (after {at} of {len(runs)} runs)"
-                break
+                return
+            at += 1
+            if at == len(runs) and plan.scope.rounds > 1:
+                runs += [(point, plan.scope.pace) for point in points if self._is_unsteady(point)]
+
+    def _one(self, point: Point, pace: Pace) -> None:
+        try:
+            samples = self._profiler.measure(point, pace)
+        except (TooFewSteps, ValueError) as error:  # too little was seen, or the cache is too small for it
+            self._failed[point] = str(error)
+            return
+        self._found[point] = faster(self._found.get(point), samples)
+        self._took.setdefault(point, []).append(sum(sample.seconds for sample in samples))
+
+    def _is_unsteady(self, point: Point) -> bool:
+        """The two best runs of it disagree: whatever else the machine does had a part in both."""
+        best = sorted(self._took.get(point, ()))[:2]
+        return len(best) == 2 and best[1] > STEADY * best[0] and len(self._took[point]) < MOST_ROUNDS
 
     def measurements(self) -> Measurements:
         """All that is known."""

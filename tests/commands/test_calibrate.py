@@ -215,6 +215,32 @@ def test_points_without_a_figure_are_told_unless_they_are_many(
     assert len(load_measurements(tmp_path / "x.samples.json").skipped) == 11, "what there is is kept"
 
 
+def test_points_whose_runs_disagree_are_run_again(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A neighbour on the machine triples the times of decode in the first round."""
+    counts: dict[Point, int] = {}
+
+    def measured(self: Any, point: Point, pace: Any) -> Any:
+        run = counts[point] = counts.get(point, 0) + 1
+        steps = (point.prefill_step(2), point.decode_step(2))
+        slow = 3.0 if run == 1 and point.kind == "decode" else 1.0
+        return tuple(
+            Sample(step, point.partition, beside, slow * (1e-3 + 1e-5 * step.rows))
+            for step, beside in (steps, steps[::-1])
+            if step is not None
+        )
+
+    monkeypatch.setattr(calibration_run.Profiler, "measure", measured)
+    out = tmp_path / "x.json"
+    assert cli.main(["calibrate", *tiny, "--out", str(out)]) == 0
+    by_kind = {kind: {counts[point] for point in counts if point.kind == kind} for kind in ("prefill", "decode")}
+    assert by_kind["decode"] <= {3, 4} and by_kind["prefill"] <= {2, 3}, "one more for the point that warms up"
+    kept = load_measurements(samples_path(out))
+    alone = [s for s in kept.fit + kept.held_out if s.step.kind == "decode" and s.alongside is None]
+    assert alone and all(s.seconds == pytest.approx(1e-3 + 1e-5 * s.step.rows) for s in alone)
+
+
 def test_a_fit_recovers_a_card_and_beats_what_knows_no_neighbour() -> None:
     calibration, errors = calibration_run.fit_and_judge(h200())
     assert list(errors) == ["calibrated", "roofline", "linear regression"]

@@ -180,7 +180,7 @@ def _watched(console: Console, plan: CalibrationPlan, until_s: float, partial: P
 
         def told(what: str) -> None:
             nonlocal begun
-            bar.update(task, completed=begun, description=what)
+            bar.update(task, completed=begun, total=max(plan.runs, begun + 1), description=what)
             begun += 1
 
         def kept(measured: Measurements) -> None:

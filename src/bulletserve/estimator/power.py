@@ -11,8 +11,8 @@ from typing import NamedTuple
 from bulletserve.estimator.parameters import Parameters
 from bulletserve.estimator.roofs import Roofs, Slowed, body_at
 
-_NEAR = 3e-3
-"""So near to the wanted clock (as a logarithm) the rest of the way is straight, to millionths of a step's time."""
+_NEAR = 6e-3
+"""So near to the wanted clock (as a logarithm) the rest of the way is straight, to 2e-5 of a step's time."""
 
 _MOST_ROUNDS = 40
 
