@@ -92,7 +92,8 @@ def _conclude(console: Console, measured: Measurements, path: Path, report: Path
     with console.status("fitting"):
         calibration, errors = fit_and_judge(measured)
     calibration.save(path)
-    console.print(error_table(errors))
+    if errors["calibrated"]:
+        console.print(error_table(errors))
     console.print(f"written: {path}", markup=False, soft_wrap=True)
     if report is not None:
         _draw(console, report, calibration, measured)
