@@ -40,7 +40,7 @@ class Pace(NamedTuple):
 
 
 def pace(snapshot: Snapshot, alone_s: float, starts_s: float, margin: float) -> Pace:
-    """What the most pressed class leaves for a step that begins in `starts_s`; on the whole device it takes `alone_s`."""
+    """What the most pressed class leaves for a step that begins in `starts_s`; alone it takes `alone_s`."""
     target_s = min((load.tpot_s for load in snapshot.decode_classes), default=NO_DEADLINE_S)
     if target_s >= NO_DEADLINE_S:
         interval_s = FREE_PACE * alone_s

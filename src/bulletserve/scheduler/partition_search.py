@@ -1,9 +1,10 @@
 """The search over partitions and chunks: which ways keep a limit on the decode step, and which of them to take.
 
 Knows nothing about where the limit comes from. A decode step takes longer on a smaller share and with a larger chunk,
-so both searches halve their range; and near the limit the price hardly changes, so the two nearest to it are enough.
+and costs the less the longer it takes, with few exceptions; so what is nearest to the limit is what is wanted.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 from bulletserve.core.operators import StepShape
@@ -14,39 +15,60 @@ from bulletserve.scheduler.ways import Way, mixed, split
 TILE_TOKENS = 128
 """Rows of a matrix product come in tiles of so many: mixed steps that fill them waste nothing."""
 
+MIXED_TILES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Sizes of mixed steps that are tried, in tiles beyond those of the decode rows."""
+
 LEAST_NEED = 0.05
 """Prefill always counts as needing so much of the device: somebody waits for it."""
 
 
-def splits_within(outlook: Outlook, batch: StepShape, partitions: Sequence[Partition], limit_s: float) -> list[Way]:
-    """The split with the smallest decode share that keeps the limit and the next larger one; none if none keeps it.
-    `partitions` by rising prefill share."""
-    return _nearest(lambda at: split(outlook, batch, partitions[at]), len(partitions), limit_s)
+def splits_within(
+    outlook: Outlook, batch: StepShape, partitions: Sequence[Partition], limit_s: float, decode_sms: int
+) -> list[Way]:
+    """The split with the smallest decode share that keeps the limit; none if none keeps it. `partitions` by rising
+    prefill share. Looks first at the one that gives decode `decode_sms`, which is in use, and goes on from there."""
+    if not partitions:
+        return []
+    at = next((place for place, each in enumerate(partitions) if each.decode_sms == decode_sms), len(partitions) // 2)
+    way = split(outlook, batch, partitions[at])
+    if way.decode_s > limit_s:
+        while way.decode_s > limit_s and at > 0:
+            at -= 1
+            way = split(outlook, batch, partitions[at])
+        return [way] if way.decode_s <= limit_s else []
+    while at + 1 < len(partitions):
+        at += 1
+        smaller = split(outlook, batch, partitions[at])
+        if smaller.decode_s > limit_s:
+            break
+        way = smaller
+    return [way]
 
 
 def mixed_within(outlook: Outlook, prompts: Prompts, rows: int, most_tokens: int, limit_s: float) -> list[Way]:
-    """The mixed step with the largest chunk that keeps the limit, at a whole number of tiles (or all there is), and the
-    next smaller one; none if not even one tile keeps it."""
+    """The mixed step with the largest chunk that keeps the limit, at a whole number of tiles (or all there is); none if
+    not even one tile keeps it. Looks first where it would be if a chunk took the time that it takes by itself."""
     there = min(most_tokens, sum(new for new, _ in prompts))
     if there <= 0:
         return []
     first = (rows // TILE_TOKENS + 1) * TILE_TOKENS - rows
-    sizes = [*range(first, there, TILE_TOKENS), there]
-    return _nearest(lambda at: mixed(outlook, cut(prompts, sizes[at])), len(sizes), limit_s)
-
-
-def _nearest(way: Callable[[int], Way], count: int, limit_s: float) -> list[Way]:
-    """The last way whose step keeps the limit, and the one before it, of `count` whose steps take ever longer."""
-    found: dict[int, Way] = {}
-    low, high = 0, count
-    while low < high:
-        middle = (low + high) // 2
-        found[middle] = way(middle)
-        if found[middle].decode_s <= limit_s:
-            low = middle + 1
-        else:
-            high = middle
-    return [found[at] if at in found else way(at) for at in (low - 1, low - 2) if at >= 0]
+    sizes = [first + (tiles - 1) * TILE_TOKENS for tiles in MIXED_TILES]
+    sizes = [*sizes[: bisect_left(sizes, there)], there]
+    guess = (limit_s - outlook.decode_alone_s) / outlook.token_s
+    at = min(bisect_left(sizes, guess), len(sizes) - 1)
+    way = mixed(outlook, cut(prompts, sizes[at]))
+    if way.decode_s > limit_s:
+        while way.decode_s > limit_s and at > 0:
+            at -= 1
+            way = mixed(outlook, cut(prompts, sizes[at]))
+        return [way] if way.decode_s <= limit_s else []
+    while at + 1 < len(sizes):
+        at += 1
+        larger = mixed(outlook, cut(prompts, sizes[at]))
+        if larger.decode_s > limit_s:
+            break
+        way = larger
+    return [way]
 
 
 def cut(prompts: Prompts, tokens: int) -> list[tuple[int, int]]:

@@ -3,7 +3,7 @@
 The paper's scheduler and beyond. Prompts are ordered so that as many as possible are in time (`prompt_order`), in
 batches that just keep the device busy. Beside running answers, all ways to go on (`ways`: every split of the lattice, a
 time slice, a mixed step of any size) are compared by forecast, and the cheapest decode step that keeps the answers'
-pace (`decode_pace`) is taken. Decode pauses, and prefill has the whole device, while every running answer has slack for it.
+pace (`decode_pace`) is taken. Decode pauses, and prefill has the whole device, while every running answer has slack.
 Where prompts are at risk, that slack is spent at once; where no way keeps both targets, the balanced one is taken.
 """
 
@@ -19,14 +19,12 @@ from bulletserve.scheduler.batching import admissions, make_room, next_group, pr
 from bulletserve.scheduler.decode_pace import Pace, pace
 from bulletserve.scheduler.outlook import Outlook
 from bulletserve.scheduler.partition_search import balanced, cheapest, cut, mixed_within, splits_within
-from bulletserve.scheduler.policy import Forecaster, QueueParts
-from bulletserve.scheduler.prompt_order import PromptOrder, next_batch, prompt_order, tokens_left
+from bulletserve.scheduler.policy import Forecaster
+from bulletserve.scheduler.prompt_order import PromptOrder, next_batch, tokens_left
+from bulletserve.scheduler.queue_parts import QueueParts
 from bulletserve.scheduler.ways import Way, mixed, sliced, split
 
 WAYS = ("split", "sliced", "mixed")
-
-PREFILL_SPEED = 0.9
-"""Part of the device's speed that prompts get while answers run, as far as the order of prompts is concerned."""
 
 AT_RISK = 0.6
 """Prompts are at risk when the work before a deadline takes more than this part of the time up to it."""
@@ -45,18 +43,22 @@ BATCH_PARTS = 4
 class Bullet(QueueParts):
     """`ways`: those to consider, joined by +. `pause`: whether decode may wait while it has slack.
 
-    `margin`: the part of a TPOT target that is kept in reserve. `longest_gap`: most time between two tokens of a running
-    answer, in parts of its TPOT target.
+    `margin`: the part of a TPOT target that is kept in reserve. `longest_gap`: most time between two tokens of a
+    running answer, in parts of its TPOT target.
     """
 
     ordering: str = "slack"
-    admission: str = "timely"
+    admission: str = "triage"
     ways: str = "split+sliced+mixed"
     pause: str = "yes"
     margin: float = 0.05
     longest_gap: float = 3.0
     name: ClassVar[str] = "bullet"
-    needs_forecasts: ClassVar[bool] = True
+
+    @property
+    def needs_forecasts(self) -> bool:
+        """Everything is compared by forecast."""
+        return True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -104,8 +106,7 @@ class _Decision:
 
     @cached_property
     def _order(self) -> PromptOrder:
-        outlook = self._outlook
-        return prompt_order(self._snapshot, outlook.token_s / PREFILL_SPEED, outlook.prefill_left_s)
+        return self._options.order(self._snapshot, self._outlook)
 
     @property
     def _batch_tokens(self) -> int:
@@ -124,8 +125,11 @@ class _Decision:
     @cached_property
     def _batch(self) -> Sequence[AdmittedEntry]:
         """The prompts of the batch to open."""
-        entries = self._order.admitted
-        return entries[: next_batch(entries, self._batch_tokens)]
+        return self._admitted[: next_batch(self._admitted, self._batch_tokens)]
+
+    @cached_property
+    def _admitted(self) -> Sequence[AdmittedEntry]:
+        return self._order.admitted
 
     @cached_property
     def _prompts(self) -> list[tuple[int, int]]:
@@ -193,7 +197,7 @@ class _Decision:
         way = self._way(pace_, due_s, at_risk=at_risk)
         because = f"{way.describe()}; due in {due_s * 1e3:.1f} ms, load {self._load:.2f}"
         if way.kind == "mixed":
-            requests, ranges = prompt_ranges(self._snapshot, way.tokens, self._order.admitted)
+            requests, ranges = prompt_ranges(self._snapshot, way.tokens, self._admitted)
             return Plan(starts=(MixedStep(requests, ranges, "all", self._total),), because=because)
         group = self._group(self._total)
         if self._can_pause(group, way, due_s):
@@ -224,10 +228,10 @@ class _Decision:
         limit_s = min(max(due_s - outlook.decode_left_s, pace_.limit_s), longest_s)
         batch = outlook.prefill(self._prompts)
         splits = snapshot.limits.lattice.splits if "split" in options.ways else ()
-        ways = splits_within(outlook, batch, splits, limit_s)
+        ways = splits_within(outlook, batch, splits, limit_s, self._decode.sms)
         prompts: list[tuple[int, int]] = []
         if self._may_open_batch and self._decode.queued < LANE_DEPTH and "mixed" in options.ways:
-            prompts = [(tokens_left(entry), entry.computed_tokens) for entry in self._order.admitted]
+            prompts = [(tokens_left(entry), entry.computed_tokens) for entry in self._admitted]
             most = MAX_BATCH_TOKENS - snapshot.decode_rows
             mixed_limit_s = min(max(due_s - outlook.both_left_s, pace_.limit_s), longest_s)
             ways += mixed_within(outlook, prompts, snapshot.decode_rows, most, mixed_limit_s)
