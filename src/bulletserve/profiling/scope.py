@@ -36,8 +36,8 @@ BRIEF = Counts(4, 4, 2, 2), Counts(0, 0, 0, 0), Pace(0.02, 0.05, steps=2, prompt
 class Scope:
     """What to measure: loads within `reach`, so many points to `fit` and `held_out`, each at `pace`.
 
-    All points are run `rounds` times, where that is more than once some again, and the fastest counts. `growth_tokens`: how much longer a decode row may get
-    while it is measured.
+    All points are run `rounds` times, where that is more than once some again, and the fastest counts.
+    `growth_tokens`: how much longer a decode row may get while it is measured.
     """
 
     reach: Reach
