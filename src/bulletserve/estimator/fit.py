@@ -29,7 +29,7 @@ _SECONDS_SIGMA, _WATTS_SIGMA, _CLOCK_SIGMA = 0.02, 0.04, 0.03
 """What a good measurement is off by, as a share; residuals are counted in these."""
 
 _OUTLIER = 2.0  # sigmas at which the loss turns from squares to distances
-_STEP = 1e-4  # of a logarithm, for derivatives: far above the tolerance of the clock
+_STEP = 3e-4  # of a logarithm, for derivatives: far above the tolerance of the clock
 _STARTS = (1.0, 0.7, 1.4)
 """Factors on the first guess of the SMs' own bandwidth, where fits started: knees have local minima."""
 
@@ -56,6 +56,7 @@ class DeviceFacts:
     power_cap_w: float | None
     top_clock_mhz: float
     graph_tokens: int = 512
+    dtype: str = ""
     source: str = "measured"
     driver: str = ""
     torch: str = ""
@@ -97,7 +98,9 @@ def fit(
         found = problem.solve(samples, found, names + list(_CONTENTION), 40).constants
     else:
         found = problem.solve(alone, found, names, 40).constants
-    origin = Provenance(device.source, device.driver, device.torch, device.commit, device.date, len(samples), shape)
+    origin = Provenance(
+        device.source, device.driver, device.torch, device.commit, device.date, len(samples), shape, device.dtype
+    )
     residuals = tuple(log(problem.seconds(found, sample) / sample.seconds) for sample in samples)
     return FitResult(Calibration(device.name, device.total_sms, found, origin), residuals)
 
@@ -152,7 +155,7 @@ class _Problem:
 
     def seconds(self, constants: Parameters, sample: Sample) -> float:
         """A sample's forecast."""
-        return exact(constants, self._total_sms, self._shape, sample, {}, self._dtype_bytes).seconds
+        return exact(constants, self._total_sms, self._shape, sample, self._dtype_bytes).seconds
 
     def solve(self, samples: Sequence[Sample], start: Parameters, names: list[str], rounds: int) -> _Solution:
         """The best values of the constants `names`, all others as in `start`."""
@@ -171,9 +174,9 @@ class _Problem:
 
     def _residuals(self, samples: Sequence[Sample], constants: Parameters, names: list[str]) -> Vector:
         out: list[float] = []
-        waves: WaveMemo = {}
+        waves = WaveMemo(constants)
         for sample in samples:
-            found = exact(constants, self._total_sms, self._shape, sample, waves, self._dtype_bytes)
+            found = exact(constants, self._total_sms, self._shape, sample, self._dtype_bytes, waves)
             out.append(log(found.seconds / sample.seconds) / _SECONDS_SIGMA)
             if sample.watts and constants.power_cap_w < inf:
                 out.append(log(found.watts / sample.watts) / _WATTS_SIGMA)

@@ -14,8 +14,7 @@ from bulletserve.core.slo import Slo
 from bulletserve.core.snapshot import Limits
 from bulletserve.scheduler.kv_ledger import KvLedger
 from bulletserve.scheduler.loop import Loop, Observer
-from bulletserve.scheduler.ordering import Ordering, fcfs
-from bulletserve.scheduler.policy import Policy
+from bulletserve.scheduler.policy import Forecaster, Policy
 from bulletserve.scheduler.state import State
 from bulletserve.simulator.device import SimulatedDevice
 from bulletserve.simulator.executor import VirtualExecutor
@@ -45,15 +44,15 @@ def prepare(
     limits: Limits,
     policy: Policy,
     truth: Truth,
-    ordering: Ordering = fcfs,
     *,
+    estimator: Forecaster | None = None,
     caching: bool = False,
     device: SimulatedDevice | None = None,
     observer: Observer | None = None,
 ) -> Simulation:
     """An idle engine on a virtual clock."""
     ledger = KvLedger(limits.total_blocks + 1, limits.block_size, caching)
-    state = State(limits, ledger, ordering)
+    state = State(limits, ledger, policy.rules, estimator)
     executor = VirtualExecutor(device or SimulatedDevice(truth, limits.num_layers), limits.lattice)
     collector = Collector()
     return Simulation(
@@ -82,10 +81,15 @@ def drain(simulation: Simulation) -> None:
 
 
 def simulate(
-    requests: Sequence[RequestLengths], limits: Limits, policy: Policy, truth: Truth, slo: Slo | None = None
+    requests: Sequence[RequestLengths],
+    limits: Limits,
+    policy: Policy,
+    truth: Truth,
+    slo: Slo | None = None,
+    estimator: Forecaster | None = None,
 ) -> Simulation:
     """Serve a list of lengths with made-up tokens; outputs are forced to their length."""
-    simulation = prepare(limits, policy, truth)
+    simulation = prepare(limits, policy, truth, estimator=estimator)
     submit(
         simulation,
         [
