@@ -23,6 +23,7 @@ from bulletserve.scheduler.state import State
 from bulletserve.simulator.device import SimulatedDevice
 from bulletserve.simulator.executor import VirtualExecutor
 from bulletserve.simulator.truth import Work
+from tests.scheduler.forecasters import FORECASTS
 
 TOTAL_SMS = 8
 LATTICE = Lattice.of_splits(TOTAL_SMS, (Partition(2, 6), Partition(4, 4), Partition(6, 2)))
@@ -313,7 +314,7 @@ class World:
         case = self.case
         self.limits = case.limits
         self.ledger = KvLedger(case.total_blocks + 1, case.block_size, case.caching)
-        self.state = State(self.limits, self.ledger)
+        self.state = State(self.limits, self.ledger, self.policy.rules, FORECASTS)
         self.device = CheckedDevice(case)
         agenda: list[tuple[float, Event]] = [(r.arrival_s, Arrived(r)) for r in case.requests]
         agenda += [(at_s, Aborted(request_id)) for at_s, request_id in case.aborts]
