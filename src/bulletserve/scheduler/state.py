@@ -7,15 +7,13 @@ blocks are freed only when that step has run too.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from heapq import nlargest
 
 from bulletserve.core.correction import Correction
 from bulletserve.core.events import Aborted, Arrived, CacheReset, Event, Output, Status, StepDone, Stop
 from bulletserve.core.launch import Launch, PromptPart, Seat
 from bulletserve.core.plan import DecodeStep, Lane, MixedStep, Plan, PrefillGroup, Start, lanes_of
 from bulletserve.core.request import Finished, FinishReason, Request
-from bulletserve.core.slo import NO_DEADLINE_S
-from bulletserve.core.snapshot import VICTIMS_SHOWN, Limits, Snapshot, Victim
+from bulletserve.core.snapshot import Limits, Snapshot
 from bulletserve.scheduler.answer_lengths import AnswerLengths
 from bulletserve.scheduler.decode_set import DecodeSet
 from bulletserve.scheduler.forecasts import prompt_s, queue_s
@@ -28,6 +26,7 @@ from bulletserve.scheduler.policy import Forecaster
 from bulletserve.scheduler.prompt_set import PromptSet, TokenRanges
 from bulletserve.scheduler.queue_rules import FIRST_COME, QueueRules
 from bulletserve.scheduler.started_step import StartedStep
+from bulletserve.scheduler.victims import cheapest_victims, returning_blocks
 from bulletserve.telemetry.lanes import LaneTimes
 
 NAMING_STEPS = 64
@@ -37,8 +36,7 @@ NAMING_STEPS = 64
 class State:
     """Requests, seats and blocks of one engine. Owned by the loop's thread.
 
-    `rules`: the policy's, for the queue. `estimator`: without one, nobody knows how long a prompt takes, and a target
-    is lost when its deadline is past. `correction` may be set at any time.
+    `rules`: the policy's, for the queue. Without an `estimator` a target is lost when its deadline is past.
     """
 
     def __init__(
@@ -116,9 +114,7 @@ class State:
             self._end(job, FinishReason.REFUSED, message="a request needs a prompt and at least one token to make")
 
     def _enqueue(self, job: Job) -> None:
-        seconds = 0.0
-        if self.estimator is not None and job.target and job.deadline_s < NO_DEADLINE_S:
-            seconds = prompt_s(self.estimator, self.limits, self.correction, job.target)
+        seconds = prompt_s(self.estimator, self.limits, self.correction, job.target)
         self._queue.add(job.waiting_entry(self.limits.block_size, seconds))
 
     def _step_done(self, done: StepDone, now_s: float) -> None:
@@ -367,9 +363,11 @@ class State:
             decode_tokens=self._decoding.tokens,
             decode_classes=self._decoding.loads(now_s),
             decode_blocks_needed=needed,
-            victims=self._victims() if needed > free else (),
+            victims=cheapest_victims(self._decoding, self._prompts.admitted, self.ledger) if needed > free else (),
             free_blocks=free,
-            returning_blocks=self._returning_blocks() if needed > free else 0,
+            returning_blocks=returning_blocks(self._steps.values(), self._decoding, self.ledger)
+            if needed > free
+            else 0,
             free_seats=len(self._seats),
             prefill_lane=self._lane_queues.states[Lane.PREFILL],
             decode_lane=self._lane_queues.states[Lane.DECODE],
@@ -399,32 +397,5 @@ class State:
             turns=turns,
             both_lanes_s=self.lanes.both_busy_s,
             longest_gap_s=self.lanes.longest_gap_s(now_s),
-            queue_s=self._queue_s(),
+            queue_s=queue_s(self.estimator, self.limits, self.correction, self._queue.tokens),
         )
-
-    def _queue_s(self) -> float:
-        if self.estimator is None:
-            return 0.0
-        return queue_s(self.estimator, self.limits, self.correction, self._queue.tokens)
-
-    def _returning_blocks(self) -> int:
-        """Blocks of those that are in no further step, known ahead of the step that lets them go."""
-        gone: set[int] = set()
-        for step in self._steps.values():
-            gone.update(job.id for job in step.leaving)
-            gone.update(job.id for job in step.drawn if job.is_full and job not in self._decoding)
-        return sum(len(self.ledger.held(request_id)) for request_id in gone)
-
-    def _victims(self) -> tuple[Victim, ...]:
-        """The last to arrive of those that decode or wait for their batch, never the first of all.
-
-        Only made when blocks run out.
-        """
-        candidates = [*self._decoding.jobs, *self._prompts.admitted]
-        latest = nlargest(
-            min(VICTIMS_SHOWN, len(candidates) - 1),
-            candidates,
-            key=lambda job: (job.request.priority, job.request.arrival_s, job.id),
-        )
-        held, rows = self.ledger.held, self._decoding
-        return tuple(Victim(job.id, len(held(job.id)), rows.is_due(job), job in rows) for job in latest)
