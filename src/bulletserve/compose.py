@@ -43,8 +43,9 @@ class Engine:
     def loop(self, outlet: Outlet, policy: Policy | None = None, observer: Observer | None = None) -> Loop:
         """A fresh loop with an empty cache. The one before it must have ended with nothing in flight."""
         ledger = KvLedger(self.limits.total_blocks + 1, self.limits.block_size, self.config.enable_prefix_caching)
-        state = State(self.limits, ledger)
-        return Loop(state, policy or self.policy, self.executor, self.inbox, self.clock, outlet, observer)
+        policy = policy or self.policy
+        state = State(self.limits, ledger, policy.rules)
+        return Loop(state, policy, self.executor, self.inbox, self.clock, outlet, observer)
 
     def close(self) -> None:
         """End the lanes."""

@@ -65,5 +65,6 @@ def test_a_wrong_value_is_named(field: str, value: Any) -> None:
 
 
 def test_a_deadline_is_counted_from_the_arrival() -> None:
-    assert Slo("chat", 0.3).ttft_deadline_s(10.0) == pytest.approx(10.3)
-    assert Slo().ttft_deadline_s(10.0) == NO_DEADLINE_S
+    assert Slo("chat", 0.3).ttft_deadline_s(10.0, 100) == pytest.approx(10.3)
+    assert Slo("chat", 0.3, None, 0.002).ttft_deadline_s(10.0, 100) == pytest.approx(10.5)
+    assert Slo().ttft_deadline_s(10.0, 100) == NO_DEADLINE_S

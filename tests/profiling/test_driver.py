@@ -180,8 +180,8 @@ def test_layer_groups_are_those_of_the_scheduler():
         layer = 0
         while layer < limits.num_layers:
             progress = PrefillProgress((1,), ((0, tokens),), layer)
-            idle = LaneState(0, 0)
-            snapshot = Snapshot(0.0, limits, (), 0, (), progress, 0, 0, 0, (), 0, (), 0, 0, 0, idle, idle)
+            idle = LaneState()
+            snapshot = Snapshot(0.0, limits, (), 0, 0, (), 0, (), progress, 0, 0, 0, (), 0, (), 0, 0, 0, idle, idle)
             group = next_group(snapshot, 0, 100)
             assert isinstance(group, PrefillGroup)
             found.append(group.layer_range)

@@ -4,11 +4,15 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
+from bulletserve.core.correction import Correction
+from bulletserve.core.operators import StepShape
 from bulletserve.core.partition import Lattice
+from bulletserve.core.plan import Lane
 from bulletserve.core.prefix import block_hashes
 from bulletserve.core.request import Request
 from bulletserve.core.slo import NO_DEADLINE_S, Slo
 from bulletserve.core.snapshot import (
+    LANE_DEPTH,
     VICTIMS_SHOWN,
     AdmittedEntry,
     ClassLoad,
@@ -16,6 +20,7 @@ from bulletserve.core.snapshot import (
     Limits,
     PrefillProgress,
     Snapshot,
+    StepUnderWay,
     Victim,
     WaitingEntry,
 )
@@ -106,20 +111,34 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     ids = iter(draw(st.permutations(range(60))))
     lengths = st.integers(1, 9000) | st.integers(1, 40)
     names = st.sampled_from(("a", "b"))
-    slacks = st.floats(-10, 10) | st.just(NO_DEADLINE_S)
+    slacks = st.floats(-10, 10) | st.floats(-0.1, 0.1) | st.just(NO_DEADLINE_S)
+    targets = st.sampled_from((NO_DEADLINE_S, 0.008, 0.02, 0.5))
 
     def waiting_entry() -> WaitingEntry:
         tokens = draw(lengths)
-        blocks = -(-tokens // bounds.block_size)
-        times = draw(moments), draw(moments | st.just(NO_DEADLINE_S))
         return WaitingEntry(
-            next(ids), times[0], tokens, blocks, times[1], draw(names), draw(st.integers(-1, 1)), draw(st.booleans())
+            next(ids),
+            draw(moments),
+            tokens,
+            -(-tokens // bounds.block_size),
+            draw(moments | st.just(NO_DEADLINE_S)),
+            draw(names),
+            draw(st.integers(-1, 1)),
+            draw(st.booleans()),
+            draw(targets),
+            draw(moments | st.just(NO_DEADLINE_S)),
         )
 
     def admitted_entry() -> AdmittedEntry:
         tokens = draw(lengths)
         return AdmittedEntry(
-            next(ids), draw(moments), tokens, draw(st.integers(0, tokens - 1)), draw(moments), draw(names)
+            next(ids),
+            draw(moments),
+            tokens,
+            draw(st.integers(0, tokens - 1)),
+            draw(moments | st.just(NO_DEADLINE_S)),
+            draw(names),
+            draw(targets),
         )
 
     waiting = tuple(waiting_entry() for _ in range(draw(st.integers(0, 5))))
@@ -128,7 +147,9 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     if bounds.num_layers > 1 and draw(st.booleans()):
         members = tuple(next(ids) for _ in range(draw(st.integers(1, 3))))
         ranges = tuple((0, draw(st.integers(1, 4096))) for _ in members)
-        prefill = PrefillProgress(members, ranges, draw(st.integers(1, bounds.num_layers - 1)))
+        finishing = draw(st.integers(0, len(members)))
+        next_layer = draw(st.integers(1, bounds.num_layers - 1))
+        prefill = PrefillProgress(members, ranges, next_layer, finishing, draw(moments), draw(targets))
     rows = draw(st.integers(0, 300) | st.integers(0, 4))
     needed = draw(st.integers(0, rows))
     free = draw(st.integers(0, bounds.total_blocks) | st.integers(0, min(8, bounds.total_blocks)))
@@ -143,12 +164,21 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
             needing, others = needing - needs, others - (not needs)
             victims.append(Victim(next(ids), draw(st.integers(1, 600)), needs, True))
         victims = list(draw(st.permutations(victims)))
-    classes = (ClassLoad("a", rows, rows * 7, draw(slacks)),) if rows else ()
+    first = draw(st.integers(0, rows))
+    classes = tuple(
+        ClassLoad(name, some, some * 7, draw(slacks), draw(targets))
+        for name, some in (("a", first), ("b", rows - first))
+        if some
+    )
+    late = tuple(waiting_entry() for _ in range(draw(st.integers(0, 3))))
     return Snapshot(
         now_s=draw(moments),
         limits=bounds,
         waiting=waiting,
         waiting_total=len(waiting) + draw(st.integers(0, 3)),
+        waiting_tokens=sum(entry.prompt_tokens for entry in waiting),
+        late=late,
+        late_total=len(late),
         admitted=admitted,
         prefill=prefill,
         prefilling_rows=draw(st.integers(0, 3)),
@@ -160,6 +190,24 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         free_blocks=free,
         returning_blocks=draw(st.integers(0, 20)) if needed > free else 0,
         free_seats=draw(st.integers(0, 8)),
-        prefill_lane=LaneState(draw(st.integers(0, 2)), draw(st.integers(0, TOTAL_SMS))),
-        decode_lane=LaneState(draw(st.integers(0, 2)), draw(st.integers(0, TOTAL_SMS))),
+        prefill_lane=draw(lanes(bounds, Lane.PREFILL)),
+        decode_lane=draw(lanes(bounds, Lane.DECODE)),
+        correction=Correction(*draw(st.tuples(*[st.sampled_from((0.5, 0.9, 1.0, 1.1, 2.0))] * 3))),
     )
+
+
+@st.composite
+def lanes(draw: st.DrawFn, bounds: Limits, lane: Lane) -> LaneState:
+    """A lane with up to two steps, of its own kind or mixed."""
+    shares = bounds.lattice.prefill_shares if lane is Lane.PREFILL else bounds.lattice.decode_shares
+    steps: list[StepUnderWay] = []
+    mixed = False
+    for _ in range(draw(st.integers(0, LANE_DEPTH))):
+        mixed = draw(st.booleans())
+        tokens = draw(st.integers(1, 8192)) if mixed or lane is Lane.PREFILL else 0
+        rows = draw(st.integers(1, 300)) if mixed or lane is Lane.DECODE else 0
+        prompts = [(tokens, 0)] if tokens else []
+        shape = StepShape.mixed(prompts, rows, rows * 9, bounds.num_layers, rows + tokens % 2)
+        sms = TOTAL_SMS if mixed else draw(st.sampled_from(sorted(shares)))
+        steps.append(StepUnderWay(shape, sms, draw(moments)))
+    return LaneState(tuple(steps), steps[-1].sms if steps else TOTAL_SMS, mixed, draw(moments))

@@ -7,12 +7,16 @@ from bulletserve.core.plan import DecodeStep, MixedStep, Plan, PrefillGroup, Ref
 from bulletserve.core.snapshot import MAX_RANGE_TOKENS, Snapshot
 from bulletserve.scheduler.plan_check import plan_check
 from bulletserve.scheduler.policies.static_split import StaticSplit
+from bulletserve.scheduler.policy import Forecaster
+from bulletserve.scheduler.queue_rules import QueueRules
 
 
 class RandomPolicy:
     """Random for some hundred decisions, then sober, so that every history ends."""
 
     name = "random"
+    needs_forecasts = False
+    rules = QueueRules()
 
     def __init__(self, seed: int, decisions: int = 300, *, refuses: bool = False) -> None:
         self._rng = Random(seed)
@@ -21,7 +25,7 @@ class RandomPolicy:
         self._sober = StaticSplit(batch_tokens=16)
         self.refused: set[int] = set()
 
-    def decide(self, snapshot: Snapshot) -> Plan:
+    def decide(self, snapshot: Snapshot, estimator: Forecaster) -> Plan:
         self._left -= 1
         busy = snapshot.prefill_lane.queued + snapshot.decode_lane.queued
         for _ in range(4 if self._left > 0 else 0):
@@ -34,7 +38,7 @@ class RandomPolicy:
                 continue
             self.refused |= {refusal.request_id for refusal in plan.refuse}
             return plan
-        return self._sober.decide(snapshot)
+        return self._sober.decide(snapshot, estimator)
 
     def _any(self, snapshot: Snapshot) -> Plan:
         rng = self._rng

@@ -14,7 +14,8 @@ from bulletserve.core.request import FinishReason, Request
 from bulletserve.core.snapshot import Snapshot
 from bulletserve.scheduler.loop import MAX_PLANS_PER_TURN, STATUS_PERIOD_S
 from bulletserve.scheduler.policies.time_sliced import TimeSliced
-from bulletserve.scheduler.policy import Policy
+from bulletserve.scheduler.policy import Forecaster, Policy
+from bulletserve.scheduler.queue_rules import QueueRules
 from tests.scheduler.test_histories import busy_case
 from tests.scheduler.world import TOTAL_SMS, Case, World
 
@@ -23,15 +24,17 @@ class Saboteur:
     """A sober policy until its n-th decision."""
 
     name = "saboteur"
+    needs_forecasts = False
+    rules = QueueRules()
 
     def __init__(self, decisions: int, then: Callable[[Snapshot], Plan]) -> None:
         self._left = decisions
         self._then = then
         self._sober = TimeSliced(16)
 
-    def decide(self, snapshot: Snapshot) -> Plan:
+    def decide(self, snapshot: Snapshot, estimator: Forecaster) -> Plan:
         self._left -= 1
-        return self._then(snapshot) if self._left < 0 else self._sober.decide(snapshot)
+        return self._then(snapshot) if self._left < 0 else self._sober.decide(snapshot, estimator)
 
 
 def fail(snapshot: Snapshot) -> Plan:
@@ -127,14 +130,16 @@ class OneByOne:
     """Admits a single request per plan, and starts only when nobody waits."""
 
     name = "one_by_one"
+    needs_forecasts = False
+    rules = QueueRules()
 
     def __init__(self) -> None:
         self._sober = TimeSliced(1000)
 
-    def decide(self, snapshot: Snapshot) -> Plan:
+    def decide(self, snapshot: Snapshot, estimator: Forecaster) -> Plan:
         if snapshot.waiting and snapshot.free_seats:
             return Plan(admit=(snapshot.waiting[0].request_id,))
-        return self._sober.decide(snapshot)
+        return self._sober.decide(snapshot, estimator)
 
 
 def test_more_plans_than_a_turn_may_hold_wait_for_nothing() -> None:

@@ -3,13 +3,16 @@
 import pytest
 
 from bulletserve.core.errors import PlanError
+from bulletserve.core.operators import StepShape
 from bulletserve.core.plan import DecodeStep, MixedStep, Plan, PrefillGroup, Refusal, Start
 from bulletserve.core.snapshot import (
+    LANE_DEPTH,
     AdmittedEntry,
     LaneState,
     Limits,
     PrefillProgress,
     Snapshot,
+    StepUnderWay,
     Victim,
     WaitingEntry,
 )
@@ -17,7 +20,8 @@ from bulletserve.scheduler.plan_check import plan_check
 from tests.scheduler.world import LATTICE, TOTAL_SMS
 
 WAITING, WAITING_TOO, ADMITTED, ADMITTED_LONG, ROW, ROW_TOO = range(6)
-IDLE = LaneState(0, 0)
+IDLE = LaneState()
+FULL = LaneState((StepUnderWay(StepShape.decode(1, 1, 8), 8, 0.0),) * LANE_DEPTH, 8)
 SNAPSHOT = Snapshot(
     now_s=0.0,
     limits=Limits(
@@ -34,6 +38,9 @@ SNAPSHOT = Snapshot(
         WaitingEntry(WAITING_TOO, 0.0, 8, 2, 1.0, "a"),
     ),
     waiting_total=2,
+    waiting_tokens=16,
+    late=(),
+    late_total=0,
     admitted=(
         AdmittedEntry(ADMITTED, 0.0, 10, 4, 1.0, "a"),
         AdmittedEntry(ADMITTED_LONG, 0.0, 9000, 0, 1.0, "a"),
@@ -56,8 +63,8 @@ SHORT = SNAPSHOT._replace(
     victims=(Victim(ADMITTED, 2, False, False), Victim(ROW, 2, True, True), Victim(ROW_TOO, 3, False, True)),
 )
 UNDER_WAY = SNAPSHOT._replace(prefill=PrefillProgress((7, 8), ((0, 4), (2, 6)), 3))
-FULL_LANES = SNAPSHOT._replace(prefill_lane=LaneState(2, 8), decode_lane=LaneState(2, 8))
-PREFILL_FULL = SNAPSHOT._replace(prefill_lane=LaneState(2, 8))
+FULL_LANES = SNAPSHOT._replace(prefill_lane=FULL, decode_lane=FULL)
+PREFILL_FULL = SNAPSHOT._replace(prefill_lane=FULL)
 
 CROWD = tuple(range(100, 229))
 CROWDED = SNAPSHOT._replace(admitted=tuple(AdmittedEntry(i, 0.0, 4096, 0, 1.0, "a") for i in CROWD))

@@ -14,7 +14,7 @@ from bulletserve.scheduler.policies import POLICIES, make_policy
 from bulletserve.scheduler.policies.chunked_prefill import ChunkedPrefill
 from bulletserve.scheduler.policies.static_split import StaticSplit
 from bulletserve.scheduler.policies.time_sliced import TimeSliced
-from bulletserve.scheduler.policy import Policy
+from bulletserve.scheduler.policy import NoForecasts, Policy
 from tests.scheduler.cases import snapshots
 from tests.scheduler.test_plan_check import SNAPSHOT
 from tests.scheduler.world import TOTAL_SMS
@@ -26,6 +26,7 @@ many = settings(
     database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
+NO_FORECASTS = NoForecasts()
 budgets = st.sampled_from((0, 1, 2, 7, 64, 2048, 100_000))
 policies = st.one_of(
     st.builds(TimeSliced, budgets),
@@ -37,19 +38,19 @@ policies = st.one_of(
 @given(snapshot=snapshots(), policy=policies)
 @many
 def test_every_plan_keeps_the_rules(snapshot: Snapshot, policy: Policy) -> None:
-    plan = policy.decide(snapshot)
+    plan = policy.decide(snapshot, NO_FORECASTS)
     plan_check(snapshot, plan)
-    assert policy.decide(snapshot) == plan
+    assert policy.decide(snapshot, NO_FORECASTS) == plan
     assert plan.because
 
 
 @given(snapshot=snapshots(), policy=policies)
 @settings(many, max_examples=150)
 def test_a_snapshot_read_back_is_the_same_and_decides_the_same(snapshot: Snapshot, policy: Policy) -> None:
-    plan = policy.decide(snapshot)  # fills the lattice's caches
+    plan = policy.decide(snapshot, NO_FORECASTS)  # fills the lattice's caches
     read = msgspec.json.decode(msgspec.json.encode(snapshot), type=Snapshot)
     assert read == snapshot
-    assert policy.decide(read) == plan
+    assert policy.decide(read, NO_FORECASTS) == plan
 
 
 def waiting(*tokens: int, arrival_s: float = 0.0) -> tuple[WaitingEntry, ...]:
@@ -127,30 +128,30 @@ def test_layer_groups_are_sized_by_their_work_and_leave_no_scrap(
 
 
 def test_time_sliced_runs_waiting_prompts_first_and_nothing_beside_them() -> None:
-    plan = TimeSliced(64).decide(SNAPSHOT._replace(waiting=(), waiting_total=0))
+    plan = TimeSliced(64).decide(SNAPSHOT._replace(waiting=(), waiting_total=0), NO_FORECASTS)
     assert [type(start) for start in plan.starts] == [PrefillGroup]
     assert plan.starts[0].sms == TOTAL_SMS
-    assert TimeSliced(64).decide(SNAPSHOT._replace(prefilling_rows=1)).is_empty
+    assert TimeSliced(64).decide(SNAPSHOT._replace(prefilling_rows=1), NO_FORECASTS).is_empty
 
 
 def test_chunked_prefill_fills_what_decode_leaves_of_the_budget() -> None:
     snapshot = SNAPSHOT._replace(waiting=(), waiting_total=0)
-    (step,) = ChunkedPrefill(6).decide(snapshot).starts
+    (step,) = ChunkedPrefill(6).decide(snapshot, NO_FORECASTS).starts
     assert isinstance(step, MixedStep)
     assert step.token_ranges == ((4, 8),)
-    (step,) = ChunkedPrefill(2).decide(snapshot).starts
+    (step,) = ChunkedPrefill(2).decide(snapshot, NO_FORECASTS).starts
     assert isinstance(step, DecodeStep)
 
 
 def test_static_split_keeps_both_lanes_busy_on_their_shares() -> None:
     snapshot = SNAPSHOT._replace(waiting=(), waiting_total=0)
-    decode, group = StaticSplit(0.25).decide(snapshot).starts
+    decode, group = StaticSplit(0.25).decide(snapshot, NO_FORECASTS).starts
     assert isinstance(decode, DecodeStep)
     assert isinstance(group, PrefillGroup)
     assert (decode.sms, group.sms) == (2, 6)
     alone = snapshot._replace(admitted=())
-    assert [start.sms for start in StaticSplit(0.25).decide(alone).starts] == [8]
-    assert [start.sms for start in StaticSplit(0.25, alone="share").decide(alone).starts] == [2]
+    assert [start.sms for start in StaticSplit(0.25).decide(alone, NO_FORECASTS).starts] == [8]
+    assert [start.sms for start in StaticSplit(0.25, alone="share").decide(alone, NO_FORECASTS).starts] == [2]
 
 
 def test_policies_are_made_from_text() -> None:
@@ -164,9 +165,11 @@ def test_policies_are_made_from_text() -> None:
     ("spec", "message"),
     [
         ("vllm", "no policy is called 'vllm'; there are chunked_prefill, static_split, time_sliced"),
-        ("chunked_prefill:chunk=3", "has no option 'chunk'; it has budget"),
+        ("chunked_prefill:chunk=3", "has no option 'chunk'; it has ordering, admission, budget"),
         ("chunked_prefill:budget=many", "option budget must be of type int"),
         ("chunked_prefill:budget=-1", "budget must be at least 1"),
+        ("time_sliced:ordering=lifo", "ordering must be one of fcfs, slack, not 'lifo'"),
+        ("chunked_prefill:admission=none", "admission must be one of all, timely, not 'none'"),
         ("time_sliced:batch_tokens=-1", "batch_tokens must be at least 1"),
         ("static_split:batch_tokens=-1", "batch_tokens must be at least 1"),
         ("static_split:decode_fraction=1", "decode_fraction must lie between 0 and 1"),

@@ -8,6 +8,8 @@ from bulletserve.core.request import FinishReason, Request
 from bulletserve.core.slo import Slo
 from bulletserve.core.snapshot import Snapshot
 from bulletserve.scheduler.policies import POLICIES, make_policy
+from bulletserve.scheduler.policy import Forecaster
+from bulletserve.scheduler.queue_rules import QueueRules
 from bulletserve.simulator.device import counting_token
 from bulletserve.simulator.run import drain, h200_limits, prepare, simulate, submit
 from bulletserve.simulator.truth import H200Table
@@ -47,8 +49,10 @@ class Idle:
     """A policy that never starts anything."""
 
     name = "idle"
+    needs_forecasts = False
+    rules = QueueRules()
 
-    def decide(self, snapshot: Snapshot) -> Plan:
+    def decide(self, snapshot: Snapshot, estimator: Forecaster) -> Plan:
         return Plan()
 
 

@@ -70,7 +70,8 @@ class Output:
 class Status:
     """How the engine is doing, told at least once a second.
 
-    `oldest_step_s`: age of the oldest step that has not finished, 0 when idle.
+    `oldest_step_s`: age of the oldest step that has not finished, 0 when idle. `queue_s`: forecast of the time that the
+    prompts in the queue take; 0 where nothing forecasts.
     Counters are totals since the start.
     """
 
@@ -88,3 +89,4 @@ class Status:
     turns: int
     both_lanes_s: float
     longest_gap_s: float
+    queue_s: float = 0.0

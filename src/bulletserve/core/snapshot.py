@@ -8,10 +8,13 @@ request to make: its tuples are shared with the state until they change.
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from bulletserve.core.correction import Correction
+from bulletserve.core.operators import StepShape
 from bulletserve.core.partition import Lattice
+from bulletserve.core.slo import NO_DEADLINE_S
 
 WAITING_SHOWN = 32
-"""How many waiting requests a snapshot shows, in the order of the queue."""
+"""How many waiting requests, and how many late ones, a snapshot shows, in the order of the queue."""
 
 VICTIMS_SHOWN = 8
 """How many of the cheapest preemption victims a snapshot shows."""
@@ -49,7 +52,11 @@ class Limits:
 
 
 class WaitingEntry(NamedTuple):
-    """A request in the queue. `prompt_tokens` counts what must be in the cache before its next token."""
+    """A request in the queue. `prompt_tokens` counts what must be in the cache before its next token.
+
+    `deadline_s`: when its first token is due (of a preempted request, its next). `lost_s`: the last moment at which
+    that can still be kept, by the forecast of its prompt alone on the whole device. `tpot_s`: its target.
+    """
 
     request_id: int
     arrival_s: float
@@ -59,6 +66,8 @@ class WaitingEntry(NamedTuple):
     slo_class: str
     priority: int = 0
     preempted: bool = False
+    tpot_s: float = NO_DEADLINE_S
+    lost_s: float = NO_DEADLINE_S
 
 
 class AdmittedEntry(NamedTuple):
@@ -73,14 +82,21 @@ class AdmittedEntry(NamedTuple):
     computed_tokens: int
     deadline_s: float
     slo_class: str
+    tpot_s: float = NO_DEADLINE_S
 
 
 class PrefillProgress(NamedTuple):
-    """The prefill batch that is between its first and last layer."""
+    """The prefill batch that is between its first and last layer.
+
+    `finishing`: prompts that end with it. `deadline_s` and `tpot_s`: the earliest and the least among its requests.
+    """
 
     requests: tuple[int, ...]
     token_ranges: tuple[tuple[int, int], ...]
     next_layer: int
+    finishing: int = 0
+    deadline_s: float = NO_DEADLINE_S
+    tpot_s: float = NO_DEADLINE_S
 
     @property
     def tokens(self) -> int:
@@ -91,13 +107,15 @@ class PrefillProgress(NamedTuple):
 class ClassLoad(NamedTuple):
     """The decode rows of one SLO class.
 
-    `least_slack_s`: how long the most pressed row may pause before its mean TPOT misses the target, at `now_s`.
+    `least_slack_s`: how long after `now_s` the most pressed row's next token may come before its mean TPOT misses the
+    target, that token counted; tokens of started steps are taken as told. `tpot_s`: the target.
     """
 
     slo_class: str
     rows: int
     context_tokens: int
     least_slack_s: float
+    tpot_s: float = NO_DEADLINE_S
 
 
 class Victim(NamedTuple):
@@ -109,16 +127,36 @@ class Victim(NamedTuple):
     decoding: bool
 
 
-class LaneState(NamedTuple):
-    """A lane's queue: steps started and not finished (a mixed step counts on both lanes), and the last share."""
+class StepUnderWay(NamedTuple):
+    """A step started and not finished. `since_s`: it cannot have been running before: when it was started, or when the
+    step before it on its lane ended."""
 
-    queued: int
+    shape: StepShape
     sms: int
+    since_s: float
+
+
+class LaneState(NamedTuple):
+    """A lane's queue: steps started and not finished, in order (a mixed step is on both lanes), the share of the last
+    one started and whether it was mixed, and when a step last ended: together, what a policy chose last."""
+
+    steps: tuple[StepUnderWay, ...] = ()
+    sms: int = 0
+    mixed: bool = False
+    free_s: float = 0.0
+
+    @property
+    def queued(self) -> int:
+        """How many steps."""
+        return len(self.steps)
 
 
 class Snapshot(NamedTuple):
     """The state of the engine at `now_s` (seconds of the loop's clock).
 
+    `waiting` and `late` are the heads of the queue: those whose first token can still be in time (or was promised at no
+    time), and those for whom it is too late; `late` is empty where admission makes no difference between them.
+    `waiting_tokens`: prompt tokens of all `waiting_total`. `correction`: factors on forecasts, from observed steps.
     `victims` and `returning_blocks` (cache blocks that come back when started steps end) are filled in only while
     the next decode step needs more blocks than are free.
     """
@@ -127,6 +165,9 @@ class Snapshot(NamedTuple):
     limits: Limits
     waiting: tuple[WaitingEntry, ...]
     waiting_total: int
+    waiting_tokens: int
+    late: tuple[WaitingEntry, ...]
+    late_total: int
     admitted: tuple[AdmittedEntry, ...]
     prefill: PrefillProgress | None
     prefilling_rows: int
@@ -140,3 +181,4 @@ class Snapshot(NamedTuple):
     free_seats: int
     prefill_lane: LaneState
     decode_lane: LaneState
+    correction: Correction = Correction()

@@ -7,8 +7,8 @@ flip; one stalled step counts as a bounded surprise only.
 """
 
 from math import exp, inf, log
-from typing import NamedTuple
 
+from bulletserve.core.correction import Correction
 from bulletserve.core.operators import Kind
 
 LEAST, MOST = 0.5, 2.0
@@ -19,18 +19,6 @@ _SURPRISE = 0.25  # most that one observation may differ from the mean, as a log
 _DEAD_BAND = 0.015  # of the logarithm
 
 _LOW, _HIGH = log(LEAST), log(MOST)
-
-
-class Correction(NamedTuple):
-    """Factors on forecast seconds, by kind of step. A value of a snapshot: equal corrections, equal decisions."""
-
-    prefill: float = 1.0
-    decode: float = 1.0
-    mixed: float = 1.0
-
-    def of(self, kind: Kind) -> float:
-        """The factor for steps of a kind."""
-        return self.prefill if kind == "prefill" else self.decode if kind == "decode" else self.mixed
 
 
 class Corrector:

@@ -3,6 +3,8 @@
 Knows nothing about partitions or targets. Each is a pure function of the snapshot.
 """
 
+from itertools import chain
+
 from bulletserve.core.plan import DecodeStep, PrefillGroup
 from bulletserve.core.snapshot import MAX_BATCH_PROMPTS, MAX_BATCH_TOKENS, MAX_RANGE_TOKENS, Snapshot
 
@@ -21,7 +23,7 @@ def admissions(snapshot: Snapshot, tokens: int) -> tuple[int, ...]:
     running = snapshot.decode_rows + snapshot.prefilling_rows
     free = snapshot.free_blocks - running
     chosen: list[int] = []
-    for entry in snapshot.waiting:
+    for entry in chain(snapshot.waiting, snapshot.late):
         if len(chosen) >= snapshot.free_seats or tokens <= 0:
             break
         if entry.prompt_blocks <= free:
@@ -30,8 +32,9 @@ def admissions(snapshot: Snapshot, tokens: int) -> tuple[int, ...]:
             tokens -= entry.prompt_tokens
         elif snapshot.now_s - entry.arrival_s > OVERTAKE_S:
             break
-    if not chosen and snapshot.waiting and snapshot.free_seats and not (running or snapshot.admitted):
-        head = snapshot.waiting[0]
+    queue = snapshot.waiting or snapshot.late
+    if not chosen and queue and snapshot.free_seats and not (running or snapshot.admitted):
+        head = queue[0]
         if head.prompt_blocks <= snapshot.free_blocks:
             chosen.append(head.request_id)
     return tuple(chosen)

@@ -147,7 +147,16 @@ class DecodeSet:
     def loads(self, now_s: float) -> tuple[ClassLoad, ...]:
         """One summary per SLO class that has rows."""
         return tuple(
-            [ClassLoad(c.slo.name, c.rows, c.tokens, self._least_slack_s(c, now_s)) for c in self._classes.values()]
+            [
+                ClassLoad(
+                    c.slo.name,
+                    c.rows,
+                    c.tokens,
+                    self._least_slack_s(c, now_s),
+                    NO_DEADLINE_S if c.slo.tpot_s is None else c.slo.tpot_s,
+                )
+                for c in self._classes.values()
+            ]
         )
 
     def _least_slack_s(self, slo_class: _SloClass, now_s: float) -> float:

@@ -11,6 +11,7 @@ from enum import Enum
 from bulletserve.core.launch import Seat
 from bulletserve.core.prefix import next_hash, root_hash
 from bulletserve.core.request import Request
+from bulletserve.core.slo import NO_DEADLINE_S
 from bulletserve.core.snapshot import AdmittedEntry, WaitingEntry
 
 
@@ -86,25 +87,42 @@ class Job:
         """Whether started steps already draw its last allowed token."""
         return self.kv_tokens + 1 >= self.most_tokens
 
-    def waiting_entry(self, block_size: int) -> WaitingEntry:
-        """Its entry in the queue."""
+    @property
+    def deadline_s(self) -> float:
+        """When its next token is due: the first by its TTFT, one after a preemption by its mean TPOT."""
         request = self.request
+        slo = request.slo
+        if self.first_token_s is None:
+            return slo.ttft_deadline_s(request.arrival_s, self.prompt_tokens)
+        if slo.tpot_s is None:
+            return NO_DEADLINE_S
+        return self.first_token_s + (len(self.tokens) - self.prompt_tokens) * slo.tpot_s
+
+    def waiting_entry(self, block_size: int, prompt_s: float) -> WaitingEntry:
+        """Its entry in the queue; `prompt_s`: the shortest time in which its prompt can be read."""
+        request = self.request
+        deadline_s = self.deadline_s
         return WaitingEntry(
             request.id,
             request.arrival_s,
             self.target,
             -(-self.target // block_size),
-            request.slo.ttft_deadline_s(request.arrival_s),
+            deadline_s,
             request.slo.name,
             request.priority,
             len(self.tokens) > self.prompt_tokens,
+            NO_DEADLINE_S if request.slo.tpot_s is None else request.slo.tpot_s,
+            NO_DEADLINE_S if deadline_s >= NO_DEADLINE_S else deadline_s - prompt_s,
         )
 
     def admitted_entry(self) -> AdmittedEntry:
         """Its entry among the admitted."""
         request = self.request
-        deadline_s = request.slo.ttft_deadline_s(request.arrival_s)
-        return AdmittedEntry(request.id, request.arrival_s, self.target, self.computed, deadline_s, request.slo.name)
+        slo = request.slo
+        tpot_s = NO_DEADLINE_S if slo.tpot_s is None else slo.tpot_s
+        return AdmittedEntry(
+            request.id, request.arrival_s, self.target, self.computed, self.deadline_s, slo.name, tpot_s
+        )
 
     def take_seat(self, seat: int, cached_tokens: int) -> None:
         """Admitted: blocks are reserved and the first `cached_tokens` are in the cache."""

@@ -8,12 +8,13 @@ starting are two plans of one turn.
 import logging
 from collections.abc import Callable, Iterator, Sequence
 
+from bulletserve.core.errors import ConfigError
 from bulletserve.core.events import Arrived, Event
 from bulletserve.core.plan import Plan
 from bulletserve.core.ports import Clock, Executor, Inbox, Outlet
 from bulletserve.core.request import FinishReason
 from bulletserve.scheduler.plan_check import plan_check
-from bulletserve.scheduler.policy import Policy
+from bulletserve.scheduler.policy import NoForecasts, Policy
 from bulletserve.scheduler.state import State
 
 STATUS_PERIOD_S = 1.0
@@ -28,7 +29,9 @@ class Loop:
     """Owns a state and drives it. All methods belong to one thread.
 
     `observer` is called once a turn with the time, the events and the plans that were carried out. `unsettled`: the
-    policy had more to add than one turn holds, so the next does not wait.
+    policy had more to add than one turn holds, so the next does not wait. Forecasts are those of the state's estimator.
+
+    Raises `ConfigError` for a policy that needs forecasts where there are none.
     """
 
     def __init__(
@@ -41,6 +44,12 @@ class Loop:
         outlet: Outlet,
         observer: Observer | None = None,
     ) -> None:
+        if policy.needs_forecasts and state.estimator is None:
+            raise ConfigError(
+                f"the policy {policy.name} needs a calibration of this model on this device: run bullet calibrate, or "
+                "choose another --policy"
+            )
+        self._estimator = state.estimator or NoForecasts()
         self.state = state
         self.policy = policy
         self._executor = executor
@@ -101,7 +110,7 @@ class Loop:
             if self.state.lanes_are_full:
                 break  # nothing can start before a step ends, and then we are here again
             snapshot = self.state.snapshot(now_s)
-            plan = self.policy.decide(snapshot)
+            plan = self.policy.decide(snapshot, self._estimator)
             if plan.is_empty:
                 break
             plan_check(snapshot, plan)

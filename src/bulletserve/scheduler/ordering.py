@@ -1,36 +1,37 @@
-"""In which order waiting requests are served: a part that every policy takes.
+"""Requests that wait, in the order in which they are to be served.
 
-Knows nothing about policies. An ordering is a key over `WaitingEntry`; the queue keeps itself sorted by it.
+Knows nothing about policies. A `Line` keeps itself sorted by an ordering; a `Queue` is one line, or two where those
+who can no longer meet their target wait behind those who can.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from heapq import heappop, heappush
 
+from bulletserve.core.slo import NO_DEADLINE_S
 from bulletserve.core.snapshot import WAITING_SHOWN, WaitingEntry
-
-Key = tuple[float, ...]
-Ordering = Callable[[WaitingEntry], Key]
+from bulletserve.scheduler.queue_rules import ORDERINGS, Key, Ordering, QueueRules, fcfs
 
 
-def fcfs(entry: WaitingEntry) -> Key:
-    """First come, first served, within a priority (lower is sooner)."""
-    return (entry.priority, entry.arrival_s, entry.request_id)
-
-
-class Queue:
-    """Waiting entries, sorted. A change costs the logarithm of its length (and a short memory move)."""
+class Line:
+    """Waiting entries, sorted. A change costs the logarithm of its length (and a short memory move). `tokens`: of all
+    prompts in it."""
 
     def __init__(self, ordering: Ordering) -> None:
         self._ordering = ordering
         self._keys: list[tuple[Key, int]] = []
         self._entries: dict[int, WaitingEntry] = {}
         self._shown: tuple[WaitingEntry, ...] | None = ()
+        self.tokens = 0
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def __contains__(self, request_id: int) -> bool:
         return request_id in self._entries
+
+    def __getitem__(self, request_id: int) -> WaitingEntry:
+        return self._entries[request_id]
 
     def __iter__(self) -> Iterator[WaitingEntry]:
         return (self._entries[request_id] for _, request_id in self._keys)
@@ -39,12 +40,14 @@ class Queue:
         """Put an entry in its place."""
         insort(self._keys, (self._ordering(entry), entry.request_id))
         self._entries[entry.request_id] = entry
+        self.tokens += entry.prompt_tokens
         self._shown = None
 
     def remove(self, request_id: int) -> WaitingEntry:
         """Take an entry out. Raises `KeyError` when it is not there."""
         entry = self._entries.pop(request_id)
         del self._keys[bisect_left(self._keys, (self._ordering(entry), request_id))]
+        self.tokens -= entry.prompt_tokens
         self._shown = None
         return entry
 
@@ -53,3 +56,41 @@ class Queue:
         if self._shown is None:
             self._shown = tuple([self._entries[request_id] for _, request_id in self._keys[:WAITING_SHOWN]])
         return self._shown
+
+
+class Queue:
+    """Those who can still meet their target (`in_time`), and those who cannot (`late`, first come, first served).
+
+    A request whose next token is overdue because it was preempted stays in time: somebody is reading.
+    """
+
+    def __init__(self, rules: QueueRules) -> None:
+        self._divides = rules.admission == "timely"
+        self.in_time = Line(ORDERINGS[rules.ordering])
+        self.late = Line(fcfs)
+        self._lost: list[tuple[float, int]] = []
+
+    def __len__(self) -> int:
+        return len(self.in_time) + len(self.late)
+
+    @property
+    def tokens(self) -> int:
+        """Prompt tokens of all who wait."""
+        return self.in_time.tokens + self.late.tokens
+
+    def add(self, entry: WaitingEntry) -> None:
+        """Put an entry in its place among those in time."""
+        self.in_time.add(entry)
+        if self._divides and entry.lost_s < NO_DEADLINE_S and not entry.preempted:
+            heappush(self._lost, (entry.lost_s, entry.request_id))
+
+    def remove(self, request_id: int) -> None:
+        """Take an entry out. Raises `KeyError` when it is not there."""
+        (self.in_time if request_id in self.in_time else self.late).remove(request_id)
+
+    def divide(self, now_s: float) -> None:
+        """Whose target is lost goes to the late."""
+        while self._lost and self._lost[0][0] < now_s:
+            lost_s, request_id = heappop(self._lost)
+            if request_id in self.in_time and self.in_time[request_id].lost_s == lost_s:
+                self.late.add(self.in_time.remove(request_id))

@@ -5,6 +5,7 @@ out whatever happens meanwhile, and a third party's policy cannot harm a running
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import TypeVar
 
 from bulletserve.core.errors import PlanError
@@ -66,8 +67,8 @@ def _chosen(ids: Sequence[int], entries: Iterable[_Entry], what: str) -> list[_E
 def _check_choices(snapshot: Snapshot, plan: Plan) -> list[WaitingEntry]:
     """The entries of the requests to admit."""
     refused = [refusal.request_id for refusal in plan.refuse]
-    admitted = _chosen(plan.admit, snapshot.waiting, "admit")
-    _chosen(refused, snapshot.waiting, "refuse")
+    admitted = _chosen(plan.admit, chain(snapshot.waiting, snapshot.late), "admit")
+    _chosen(refused, chain(snapshot.waiting, snapshot.late), "refuse")
     _require(not refused or set(refused).isdisjoint(plan.admit), "a request is both admitted and refused")
     _chosen(plan.preempt, snapshot.victims, "preempt")
     _require(len(admitted) <= snapshot.free_seats, "more requests admitted than seats are free")

@@ -61,7 +61,18 @@ class PromptSet:
 
     def advance(self, requests: tuple[int, ...], ranges: TokenRanges, next_layer: int) -> None:
         """Layers below `next_layer` are started."""
-        self.progress = PrefillProgress(requests, ranges, next_layer)
+        if self.progress is None:
+            entries = [job.admitted_entry() for job in self.batch]
+            self.progress = PrefillProgress(
+                requests,
+                ranges,
+                next_layer,
+                sum(job.target == end for job, (_, end) in zip(self.batch, ranges, strict=True)),
+                min(entry.deadline_s for entry in entries),
+                min(entry.tpot_s for entry in entries),
+            )
+        else:
+            self.progress = self.progress._replace(next_layer=next_layer)
 
     def close(self, ranges: TokenRanges) -> tuple[list[Job], Sequence[Job]]:
         """The batch's last layer is started: jobs whose prompt is finished (they draw a token), and those that ended.

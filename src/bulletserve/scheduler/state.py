@@ -9,17 +9,23 @@ blocks are freed only when that step has run too.
 from collections.abc import Callable, Iterable, Sequence
 from heapq import nlargest
 
+from bulletserve.core.correction import Correction
 from bulletserve.core.events import Aborted, Arrived, CacheReset, Event, Output, Status, StepDone, Stop
 from bulletserve.core.launch import Launch, PromptPart, Seat
 from bulletserve.core.plan import DecodeStep, Lane, MixedStep, Plan, PrefillGroup, Start, lanes_of
 from bulletserve.core.request import Finished, FinishReason, Request
-from bulletserve.core.snapshot import LANE_DEPTH, VICTIMS_SHOWN, LaneState, Limits, Snapshot, Victim
+from bulletserve.core.slo import NO_DEADLINE_S
+from bulletserve.core.snapshot import VICTIMS_SHOWN, Limits, Snapshot, Victim
 from bulletserve.scheduler.decode_set import DecodeSet
+from bulletserve.scheduler.forecasts import prompt_s, queue_s
 from bulletserve.scheduler.job import Job, Phase
 from bulletserve.scheduler.kv_ledger import KvLedger
-from bulletserve.scheduler.ordering import Ordering, Queue, fcfs
+from bulletserve.scheduler.lane_queue import LaneQueues
+from bulletserve.scheduler.ordering import Queue
 from bulletserve.scheduler.outbox import Outbox
+from bulletserve.scheduler.policy import Forecaster
 from bulletserve.scheduler.prompt_set import PromptSet, TokenRanges
+from bulletserve.scheduler.queue_rules import FIRST_COME, QueueRules
 from bulletserve.scheduler.started_step import StartedStep
 from bulletserve.telemetry.lanes import LaneTimes
 
@@ -28,18 +34,30 @@ NAMING_STEPS = 64
 
 
 class State:
-    """Requests, seats and blocks of one engine. Owned by the loop's thread."""
+    """Requests, seats and blocks of one engine. Owned by the loop's thread.
 
-    def __init__(self, limits: Limits, ledger: KvLedger, ordering: Ordering = fcfs) -> None:
+    `rules`: the policy's, for the queue. `estimator`: without one, nobody knows how long a prompt takes, and a target
+    is lost when its deadline is past. `correction` may be set at any time.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        ledger: KvLedger,
+        rules: QueueRules = FIRST_COME,
+        estimator: Forecaster | None = None,
+    ) -> None:
         self.limits = limits
         self.ledger = ledger
+        self.estimator = estimator
+        self.correction = Correction()
         self.lanes = LaneTimes()
         self.preemptions = 0
         self.queried_tokens = 0
         self.hit_tokens = 0
         self.stopped = False
         self.fault = ""
-        self._queue = Queue(ordering)
+        self._queue = Queue(rules)
         self._jobs: dict[int, Job] = {}
         self._prompts = PromptSet()
         self._decoding = DecodeSet(limits.block_size)
@@ -47,8 +65,7 @@ class State:
         self._steps: dict[int, StartedStep] = {}
         self._next_step = 0
         self._last_rows_step = -1
-        self._lane_queued = dict.fromkeys(Lane, 0)
-        self._lane_sms = dict.fromkeys(Lane, 0)
+        self._lane_queues = LaneQueues(limits)
         self._outbox = Outbox()
 
     @property
@@ -59,7 +76,7 @@ class State:
     @property
     def lanes_are_full(self) -> bool:
         """No lane takes another step before one of its own has ended."""
-        return min(self._lane_queued.values()) >= LANE_DEPTH
+        return self._lane_queues.are_full
 
     # --- events ---------------------------------------------------------------------------------------------
 
@@ -87,7 +104,7 @@ class State:
     def _arrive(self, job: Job) -> None:
         """Into the queue; what could never end, even alone, is refused: it would block all behind it."""
         self._jobs[job.id] = job
-        self._queue.add(job.waiting_entry(self.limits.block_size))
+        self._enqueue(job)
         longest = job.most_tokens - 1
         room = self.limits.total_blocks * self.limits.block_size
         if longest > room:
@@ -96,10 +113,15 @@ class State:
         elif not job.prompt_tokens or job.request.max_tokens < 1:
             self._end(job, FinishReason.REFUSED, message="a request needs a prompt and at least one token to make")
 
+    def _enqueue(self, job: Job) -> None:
+        seconds = 0.0
+        if self.estimator is not None and job.target and job.deadline_s < NO_DEADLINE_S:
+            seconds = prompt_s(self.estimator, self.limits, self.correction, job.target)
+        self._queue.add(job.waiting_entry(self.limits.block_size, seconds))
+
     def _step_done(self, done: StepDone, now_s: float) -> None:
         step = self._steps.pop(done.step_id)
-        for lane in lanes_of(step.launch.step):
-            self._lane_queued[lane] -= 1
+        self._lane_queues.end(done.step_id, lanes_of(step.launch.step), done.finished_s)
         self.lanes.observe(step.launch.lane, done.started_s, done.finished_s, bool(step.launch.rows))
         if done.error:
             self._step_failed(step, done)
@@ -214,7 +236,7 @@ class State:
         self._seats.append(job.seat)
         job.leave_seat()
         if not job.ended:
-            self._queue.add(job.waiting_entry(self.limits.block_size))
+            self._enqueue(job)
 
     # --- plans ----------------------------------------------------------------------------------------------
 
@@ -252,8 +274,10 @@ class State:
         parts: tuple[PromptPart, ...] = ()
         blocks: list[tuple[int, int]] = []
         rows: tuple[int, ...] = ()
+        context_tokens = 0
         if not isinstance(start, PrefillGroup) and self._decoding:
             rows = self._decoding.rows
+            context_tokens = self._decoding.tokens + len(rows)
             blocks = self._project_rows(step)
         if not isinstance(start, DecodeStep):
             layers = (0, self.limits.num_layers) if isinstance(start, MixedStep) else start.layer_range
@@ -274,10 +298,8 @@ class State:
                 self._prompts.advance(start.requests, start.token_ranges, layers[1])
         step.launch = Launch(self._next_step, start, seats, tuple(blocks), parts, rows)
         self._steps[self._next_step] = step
+        self._lane_queues.start(self._next_step, start, len(step.firsts), len(rows), context_tokens, now_s)
         self._next_step += 1
-        for lane in lanes_of(start):
-            self._lane_queued[lane] += 1
-            self._lane_sms[lane] = start.sms
         return step.launch
 
     def _project_rows(self, step: StartedStep) -> list[tuple[int, int]]:
@@ -322,11 +344,16 @@ class State:
         """The projected state, frozen."""
         needed = self._decoding.blocks_needed
         free = self.ledger.free_blocks
+        self._queue.divide(now_s)
+        waiting, late = self._queue.in_time, self._queue.late
         return Snapshot(
             now_s=now_s,
             limits=self.limits,
-            waiting=self._queue.head(),
-            waiting_total=len(self._queue),
+            waiting=waiting.head(),
+            waiting_total=len(waiting),
+            waiting_tokens=waiting.tokens,
+            late=late.head(),
+            late_total=len(late),
             admitted=self._prompts.entries,
             prefill=self._prompts.progress,
             prefilling_rows=self._prompts.drawing,
@@ -338,8 +365,9 @@ class State:
             free_blocks=free,
             returning_blocks=self._returning_blocks() if needed > free else 0,
             free_seats=len(self._seats),
-            prefill_lane=LaneState(self._lane_queued[Lane.PREFILL], self._lane_sms[Lane.PREFILL]),
-            decode_lane=LaneState(self._lane_queued[Lane.DECODE], self._lane_sms[Lane.DECODE]),
+            prefill_lane=self._lane_queues.states[Lane.PREFILL],
+            decode_lane=self._lane_queues.states[Lane.DECODE],
+            correction=self.correction,
         )
 
     def take_output(self, now_s: float) -> Output | None:
@@ -356,15 +384,21 @@ class State:
             used_blocks=self.ledger.used_blocks,
             total_blocks=self.ledger.total_blocks,
             oldest_step_s=now_s - oldest_s,
-            prefill_sms=self._lane_sms[Lane.PREFILL],
-            decode_sms=self._lane_sms[Lane.DECODE],
+            prefill_sms=self._lane_queues.states[Lane.PREFILL].sms,
+            decode_sms=self._lane_queues.states[Lane.DECODE].sms,
             preemptions=self.preemptions,
             prefix_queried_tokens=self.queried_tokens,
             prefix_hit_tokens=self.hit_tokens,
             turns=turns,
             both_lanes_s=self.lanes.both_busy_s,
             longest_gap_s=self.lanes.longest_gap_s(now_s),
+            queue_s=self._queue_s(),
         )
+
+    def _queue_s(self) -> float:
+        if self.estimator is None:
+            return 0.0
+        return queue_s(self.estimator, self.limits, self.correction, self._queue.tokens)
 
     def _returning_blocks(self) -> int:
         """Blocks of those that are in no further step, known ahead of the step that lets them go."""

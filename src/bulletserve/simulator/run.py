@@ -14,8 +14,7 @@ from bulletserve.core.slo import Slo
 from bulletserve.core.snapshot import Limits
 from bulletserve.scheduler.kv_ledger import KvLedger
 from bulletserve.scheduler.loop import Loop, Observer
-from bulletserve.scheduler.ordering import Ordering, fcfs
-from bulletserve.scheduler.policy import Policy
+from bulletserve.scheduler.policy import Forecaster, Policy
 from bulletserve.scheduler.state import State
 from bulletserve.simulator.device import SimulatedDevice
 from bulletserve.simulator.executor import VirtualExecutor
@@ -41,15 +40,15 @@ def prepare(
     limits: Limits,
     policy: Policy,
     truth: Truth,
-    ordering: Ordering = fcfs,
     *,
+    estimator: Forecaster | None = None,
     caching: bool = False,
     device: SimulatedDevice | None = None,
     observer: Observer | None = None,
 ) -> Simulation:
     """An idle engine on a virtual clock."""
     ledger = KvLedger(limits.total_blocks + 1, limits.block_size, caching)
-    state = State(limits, ledger, ordering)
+    state = State(limits, ledger, policy.rules, estimator)
     if device is None:
         device = SimulatedDevice(truth, limits.num_layers, token_of=None, host_s=HOST_S)
     executor = VirtualExecutor(device, limits.lattice)
@@ -100,13 +99,13 @@ def simulate(
     policy: Policy,
     truth: Truth,
     slo: Slo | None = None,
-    ordering: Ordering = fcfs,
+    estimator: Forecaster | None = None,
     *,
     last: int | None = None,
     observer: Observer | None = None,
 ) -> Simulation:
     """Serve a list of lengths; all of it, or until the requests numbered up to `last` have ended."""
-    simulation = prepare(limits, policy, truth, ordering, observer=observer)
+    simulation = prepare(limits, policy, truth, estimator=estimator, observer=observer)
     submit(simulation, made_up(requests, slo))
     drain(simulation, last)
     return simulation

@@ -45,9 +45,9 @@ class Answer:
 
     def meets(self, slo: Slo) -> bool:
         """Whether every target was met; an answer without tokens meets none."""
-        tpot_s = self.tpot_s
+        tpot_s, ttft_target_s = self.tpot_s, slo.ttft_target_s(self.prompt_tokens)
         return bool(self.token_times_s) and not (
-            (slo.ttft_s is not None and self.ttft_s > slo.ttft_s)
+            (ttft_target_s is not None and self.ttft_s > ttft_target_s)
             or (slo.tpot_s is not None and tpot_s is not None and tpot_s > slo.tpot_s)
         )
 

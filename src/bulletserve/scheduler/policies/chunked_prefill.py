@@ -11,20 +11,22 @@ from bulletserve.core.errors import ConfigError
 from bulletserve.core.plan import DecodeStep, MixedStep, Plan
 from bulletserve.core.snapshot import LANE_DEPTH, Snapshot
 from bulletserve.scheduler.batching import admissions, admitted_tokens, make_room, next_group, prompt_ranges
+from bulletserve.scheduler.policy import Forecaster, QueueParts
 
 
 @dataclass(frozen=True)
-class ChunkedPrefill:
+class ChunkedPrefill(QueueParts):
     """`budget`: most tokens of a step, prefill and decode together, as in vLLM (0: as many as keep the device busy)."""
 
     budget: int = 0
     name: ClassVar[str] = "chunked_prefill"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.budget < 0:
             raise ConfigError("budget must be at least 1, or 0 for the device's own")
 
-    def decide(self, snapshot: Snapshot) -> Plan:
+    def decide(self, snapshot: Snapshot, estimator: Forecaster) -> Plan:
         """Fill what decode leaves of the budget with prompt tokens, oldest prompt first."""
         whole = snapshot.limits.lattice.total_sms
         if max(snapshot.prefill_lane.queued, snapshot.decode_lane.queued) >= LANE_DEPTH:

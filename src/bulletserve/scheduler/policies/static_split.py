@@ -11,10 +11,11 @@ from bulletserve.core.errors import ConfigError
 from bulletserve.core.plan import Plan, Start
 from bulletserve.core.snapshot import LANE_DEPTH, Snapshot
 from bulletserve.scheduler.batching import admissions, admitted_tokens, decode_or_preempt, next_group
+from bulletserve.scheduler.policy import Forecaster, QueueParts
 
 
 @dataclass(frozen=True)
-class StaticSplit:
+class StaticSplit(QueueParts):
     """`decode_fraction`: decode's share of the device.
 
     `batch_tokens`: most tokens of one prefill batch (0: as many as keep the device busy).
@@ -26,6 +27,7 @@ class StaticSplit:
     name: ClassVar[str] = "static_split"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 < self.decode_fraction < 1:
             raise ConfigError("decode_fraction must lie between 0 and 1")
         if self.batch_tokens < 0:
@@ -33,7 +35,7 @@ class StaticSplit:
         if self.alone not in ("whole", "share"):
             raise ConfigError("alone must be 'whole' or 'share'")
 
-    def decide(self, snapshot: Snapshot) -> Plan:
+    def decide(self, snapshot: Snapshot, estimator: Forecaster) -> Plan:
         """Keep both lanes busy; neither ever waits for the other."""
         limits = snapshot.limits
         split = limits.lattice.nearest_split(self.decode_fraction)

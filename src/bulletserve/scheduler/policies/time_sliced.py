@@ -10,20 +10,22 @@ from bulletserve.core.errors import ConfigError
 from bulletserve.core.plan import Plan
 from bulletserve.core.snapshot import Snapshot
 from bulletserve.scheduler.batching import admissions, admitted_tokens, decode_or_preempt, next_group
+from bulletserve.scheduler.policy import Forecaster, QueueParts
 
 
 @dataclass(frozen=True)
-class TimeSliced:
+class TimeSliced(QueueParts):
     """`batch_tokens`: most tokens of one prefill batch (0: as many as keep the device busy)."""
 
     batch_tokens: int = 0
     name: ClassVar[str] = "time_sliced"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.batch_tokens < 0:
             raise ConfigError("batch_tokens must be at least 1, or 0 for the device's own")
 
-    def decide(self, snapshot: Snapshot) -> Plan:
+    def decide(self, snapshot: Snapshot, estimator: Forecaster) -> Plan:
         """Admit, else prefill, else decode."""
         whole = snapshot.limits.lattice.total_sms
         if snapshot.prefill_lane.queued or snapshot.prefilling_rows:
