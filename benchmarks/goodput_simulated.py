@@ -111,10 +111,15 @@ def all_curves(jobs: Sequence[Job], path: Path, processes: int) -> Curves:
 def _read(path: Path) -> Iterator[tuple[str, Curve]]:
     for line in path.read_text().splitlines() if path.exists() else ():
         row = json.loads(line)
-        yield row["key"], {
-            float(rate): np.unpackbits(np.frombuffer(bytes.fromhex(text), np.uint8), count=row["count"]).astype(bool)
-            for rate, text in row["curve"].items()
-        }
+        yield (
+            row["key"],
+            {
+                float(rate): np.unpackbits(np.frombuffer(bytes.fromhex(text), np.uint8), count=row["count"]).astype(
+                    bool
+                )
+                for rate, text in row["curve"].items()
+            },
+        )
 
 
 @cache
@@ -137,7 +142,9 @@ def report(arms: Sequence[str], jobs: Sequence[Job], curves: Curves, base: str) 
     cells = {(Path(j.workload).stem, tier.name) for j in jobs for tier in tiers_of(Path(j.workload).stem)}
     metrics: dict[str, float] = {}
     ratios: dict[str, list[float]] = {arm: [] for arm in arms}
-    for workload, tier in sorted(cells, key=lambda cell: (WORKLOADS.index(cell[0]), ("loose", "middle", "tight").index(cell[1]))):
+    for workload, tier in sorted(
+        cells, key=lambda cell: (WORKLOADS.index(cell[0]), ("loose", "middle", "tight").index(cell[1]))
+    ):
         of_arm: dict[str, list[Curve]] = {}
         for arm in arms:
             mine = [j for j in jobs if j.policy == arm and Path(j.workload).stem == workload]
@@ -152,8 +159,11 @@ def report(arms: Sequence[str], jobs: Sequence[Job], curves: Curves, base: str) 
             if against is not None:
                 ratios[arm].append(against.value)
             key = f"goodput_{workload}_{tier}_{_plain(arm)}".replace("-", "_")
-            metrics |= {f"{key}_req_s": values[arm].value, f"{key}_low_req_s": values[arm].low,
-                        f"{key}_high_req_s": values[arm].high}
+            metrics |= {
+                f"{key}_req_s": values[arm].value,
+                f"{key}_low_req_s": values[arm].low,
+                f"{key}_high_req_s": values[arm].high,
+            }
             print(f"  {arm:44} {values[arm].describe():26} {'-' if against is None else against.describe()} x")
     print(f"\ngeometric mean of the ratios to {base}, each capped at 3:")
     for arm in arms:
@@ -173,7 +183,9 @@ def main() -> None:
     parser.add_argument("--calibration", type=Path, default=HERE / "h200_llama8b.calibration.json")
     parser.add_argument("--workloads", type=Path, default=HERE.parent.parent / "shared" / "workloads")
     parser.add_argument("--only", nargs="+", choices=WORKLOADS, default=WORKLOADS)
-    parser.add_argument("--policy", action="append", help="may be repeated; all of chunked_prefill's budgets and the others by default")
+    parser.add_argument(
+        "--policy", action="append", help="may be repeated; all of chunked_prefill's budgets and the others by default"
+    )
     parser.add_argument("--base", default=BEST, help="the arm that ratios are to")
     parser.add_argument("--seeds", type=int, default=1, help="seeds 0 to N - 1, of arrivals and of the device")
     parser.add_argument("--perturb", type=float, default=0.1, help="share by which the truth may differ, each constant")

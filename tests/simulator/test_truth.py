@@ -55,7 +55,9 @@ def test_seeds_differ_and_a_share_must_be_one() -> None:
         perturbation(1.5, 0)
 
 
-@given(tokens=st.integers(1, 8192), before=st.integers(0, 20_000), rows=st.integers(1, 256), context=st.integers(1, 8000))
+@given(
+    tokens=st.integers(1, 8192), before=st.integers(0, 20_000), rows=st.integers(1, 256), context=st.integers(1, 8000)
+)
 @plain
 def test_without_a_perturbation_it_is_the_calibration(tokens: int, before: int, rows: int, context: int) -> None:
     truth = ModelTruth.perturbed(card(), LLAMA_8B, perturbation(0.0, 3))

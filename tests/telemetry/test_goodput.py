@@ -71,7 +71,8 @@ def test_rates_too_far_apart_are_no_measurement() -> None:
 
 
 @given(
-    goods=st.lists(st.floats(0.90, 1.0), min_size=1, max_size=8), bads=st.lists(st.floats(0, 0.89), min_size=1, max_size=8)
+    goods=st.lists(st.floats(0.90, 1.0), min_size=1, max_size=8),
+    bads=st.lists(st.floats(0, 0.89), min_size=1, max_size=8),
 )
 @settings(max_examples=200, deadline=None, derandomize=True, database=None)
 def test_a_crossing_lies_between_its_neighbours(goods: list[float], bads: list[float]) -> None:
@@ -88,7 +89,7 @@ def bernoulli(centre: float, seed: int) -> Curve:
 
 def test_the_interval_covers_what_is_true_about_as_often_as_it_says() -> None:
     covered = sum(one.low <= 10.0 <= one.high for one in (estimate([bernoulli(10.0, s)]) for s in range(30)))
-    assert 20 <= covered  # one crossing of many falls early now and then: "stays at or above" looks at all of them
+    assert covered >= 20  # one crossing of many falls early now and then: "stays at or above" looks at all of them
 
 
 def test_more_seeds_narrow_the_interval() -> None:

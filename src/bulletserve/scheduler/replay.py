@@ -107,7 +107,9 @@ class Replay:
                 if isinstance(error, RecordError):
                     raise
                 why = f"{type(error).__name__}: {error}"
-                raise RecordError(f"line {turn.line}: this cannot have followed what comes before it ({why})") from error
+                raise RecordError(
+                    f"line {turn.line}: this cannot have followed what comes before it ({why})"
+                ) from error
 
     def _again(self, turn: Turn) -> Sequence[Difference]:
         self.turns += 1
@@ -160,9 +162,7 @@ def as_kept_by(rules: QueueRules, recorded: QueueRules, snapshot: Snapshot) -> S
     if rules.admission == "timely":
         late = tuple([one for one in shown if one.lost_s < snapshot.now_s and not one.preempted])
     in_time = sorted((one for one in shown if one not in late), key=ORDERINGS[rules.ordering])
-    return snapshot._replace(
-        waiting=tuple(in_time), late=late, waiting_total=total - len(late), late_total=len(late)
-    )
+    return snapshot._replace(waiting=tuple(in_time), late=late, waiting_total=total - len(late), late_total=len(late))
 
 
 class _World:

@@ -21,6 +21,7 @@ Knows nothing about where times were taken, nor how a rate was found; `latency` 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -157,7 +158,7 @@ def _draws(policies: Sequence[Sequence[Curve]], seed: int) -> list[list[float]]:
     for _ in range(_DRAWS):
         chosen = rng.integers(seeds, size=seeds) if seeds > 1 else [0]
         requests = tables[0][0][1].shape[1]
-        picks = [rng.integers(requests, size=requests) for _ in chosen]
+        picks = rng.integers(requests, size=(len(chosen), requests))
         for values, of_policy in zip(found, tables, strict=True):
             rates_of = [_drawn(of_policy[at], pick) for at, pick in zip(chosen, picks, strict=True)]
             values.append(sum(rates_of) / len(rates_of))
@@ -169,7 +170,7 @@ def _table(curve: Curve) -> tuple[list[float], NDArray[np.bool_]]:
     return rates, np.array([curve[rate] for rate in rates])
 
 
-def _drawn(table: tuple[list[float], NDArray[np.bool_]], pick: NDArray[np.int64]) -> float:
+def _drawn(table: tuple[list[float], NDArray[np.bool_]], pick: NDArray[np.integer[Any]]) -> float:
     """The crossing in one draw; below the lowest rate that was run, that rate, unless the policy has no goodput."""
     rates, flags = table
     found = crossing(rates, flags[:, pick].mean(axis=1).tolist())

@@ -6,9 +6,9 @@ carries a hash of itself and of the line before it, so that a line that was chan
 number. A record holds the tokens of prompts and answers: keep it as you would keep those.
 """
 
+import dataclasses
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from hashlib import blake2b
 from io import BufferedReader
 from pathlib import Path
@@ -163,17 +163,16 @@ def _digest(last: bytes, body: bytes) -> bytes:
 def _event(event: Event) -> list[Any]:
     if isinstance(event, Arrived):
         return ["arrived", event.request]
-    fields = [getattr(event, name) for name in type(event).__dataclass_fields__]
-    return [_EVENT_NAMES[type(event)], *fields]
+    return [_EVENT_NAMES[type(event)], *(getattr(event, field.name) for field in dataclasses.fields(event))]
 
 
 def _read_event(row: list[Any]) -> Event:
     name, *fields = row
     if name == "arrived":
         request = msgspec.convert(fields[0], Request)
-        return Arrived(replace(request, prompt_ids=array("q", request.prompt_ids)))
+        return Arrived(dataclasses.replace(request, prompt_ids=array("q", request.prompt_ids)))
     kind = _EVENTS[name]
-    names = kind.__dataclass_fields__
+    names = [field.name for field in dataclasses.fields(kind)]
     event: Event = msgspec.convert(dict(zip(names, fields, strict=True)), kind)
     return event
 

@@ -39,5 +39,7 @@ def open_workload(text: str) -> Workload:
     if text == "long-context":
         return Workload(text, long_context(), "built in, synthetic")
     if text in QUANTILES:
-        return Workload(text, synthetic(text), "built in, synthetic: lengths after the quantiles of the published trace")
+        return Workload(
+            text, synthetic(text), "built in, synthetic: lengths after the quantiles of the published trace"
+        )
     raise ConfigError(f"no workload {text!r}: name a .jsonl list, a .csv trace, or one of {', '.join(BUILT_IN)}")
