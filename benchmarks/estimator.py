@@ -18,7 +18,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from bulletserve.core.operators import StepShape
-from bulletserve.core.partition import Partition
+from bulletserve.core.partition import Lattice, Partition
 from bulletserve.core.shapes import ModelShape
 from bulletserve.estimator.calibration import datasheet
 from bulletserve.estimator.estimator import Estimator
@@ -29,6 +29,7 @@ BUDGET_US = 150
 LAYERS = 32
 LLAMA_8B = ModelShape("llama", LAYERS, 4096, 14336, 32, 8, 128, 128256, 131072)
 SPLITS = tuple(Partition(132 - decode_sms, decode_sms) for decode_sms in (16, 24, 32, 48, 64, 80, 96))
+LATTICE = Lattice.of_splits(132, SPLITS)
 
 Pair = tuple[StepShape, StepShape]
 
@@ -38,7 +39,9 @@ def fresh() -> Estimator:
     calibration = datasheet("NVIDIA H200", 132)
     assert calibration is not None
     constants = replace(calibration.parameters, power_cap_w=450.0)
-    return Estimator(replace(calibration, parameters=constants), LLAMA_8B)
+    estimator = Estimator(replace(calibration, parameters=constants), LLAMA_8B)
+    estimator.prepare(LATTICE, 256, 8192)
+    return estimator
 
 
 def ask(estimator: Estimator, pair: Pair) -> None:

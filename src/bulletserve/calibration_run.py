@@ -166,4 +166,4 @@ def fit_and_judge(measured: Measurements) -> tuple[Calibration, dict[str, Errors
 def forecast_seconds(calibration: Calibration, measured: Measurements, sample: Sample) -> float:
     """What `calibration` says of a sample's step."""
     shape, total = measured.shape, calibration.total_sms
-    return exact(calibration.parameters, total, shape, sample, {}, measured.dtype_bytes).seconds
+    return exact(calibration.parameters, total, shape, sample, measured.dtype_bytes).seconds

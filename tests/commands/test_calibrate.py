@@ -56,7 +56,7 @@ def h200(points: Callable[[Sample], Sample] = lambda sample: sample, cap_w: floa
             for step, beside in ((prefill, decode), (decode, prefill)):
                 if step is not None:
                     one = Sample(step, point.partition, beside, 1.0)
-                    seen = exact(truth, 132, LLAMA, one, {})
+                    seen = exact(truth, 132, LLAMA, one)
                     mhz = seen.clock_ratio * 1830.0
                     found.append(points(Sample(step, point.partition, beside, seen.seconds, seen.watts, mhz)))
         return tuple(found)

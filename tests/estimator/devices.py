@@ -120,7 +120,7 @@ def measured(
     samples: list[Sample] = []
     for step, partition, alongside in scenarios(rng, shape, count, shares):
         bare = Sample(step, partition, alongside, 1.0)
-        truth = exact(parameters, shares[-1], shape, bare, {})
+        truth = exact(parameters, shares[-1], shape, bare)
         blur = [rng.lognormvariate(0.0, noise) for _ in range(3)]
         samples.append(
             replace(

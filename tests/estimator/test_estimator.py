@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bulletserve.core.errors import ConfigError
 from bulletserve.core.operators import StepShape
-from bulletserve.core.partition import Partition
+from bulletserve.core.partition import Lattice, Partition
 from bulletserve.core.samples import Sample
 from bulletserve.estimator.errors import exact
 from bulletserve.estimator.estimator import Estimator, Forecast, shares
@@ -18,8 +18,8 @@ from bulletserve.estimator.parameters import Parameters
 from tests.estimator.devices import CAPPED, LLAMA_8B, QWEN_1_7B, TOTAL, UNCAPPED, calibration
 
 LAYERS = LLAMA_8B.num_layers
-SOLVED = 1 + 1e-6
-"""The clock is found to so much of the power cap."""
+SOLVED = 1 + 5e-5
+"""The clock, and what follows from it, is found so well."""
 
 
 @st.composite
@@ -84,7 +84,7 @@ def test_parts_add_up_alone(constants: Parameters, step: StepShape) -> None:
     found = estimator(constants).predict(step, whole(step))
     check_parts(found, constants)
     assert found.contention_s == 0.0
-    assert found.joules == pytest.approx(found.watts * found.seconds, rel=1e-6)
+    assert found.joules == pytest.approx(found.watts * found.seconds, rel=SOLVED - 1)
 
 
 @given(devices(), prefills, decodes(), st.integers(1, TOTAL - 1))
@@ -104,9 +104,9 @@ def test_both_lanes_see_one_clock(
 ) -> None:
     device, split = estimator(constants), Partition(TOTAL - decode_sms, decode_sms)
     one, other = device.predict(prefill, split, decode), device.predict(decode, split, prefill)
-    assert one.clock_ratio == pytest.approx(other.clock_ratio, rel=1e-6)
+    assert one.clock_ratio == other.clock_ratio
     watts = one.joules / one.seconds + other.joules / other.seconds
-    assert watts == pytest.approx(one.watts, rel=1e-6)
+    assert watts == pytest.approx(one.watts, rel=SOLVED - 1)
 
 
 @given(devices(), st.one_of(prefills, decodes()), st.integers(1, TOTAL), st.integers(1, TOTAL))
@@ -165,6 +165,9 @@ def test_the_memo_cannot_be_seen(questions: list[tuple[StepShape, StepShape, int
     other = estimator(CAPPED)
     assert {i: other.predict(*asked[i]) for i in order} == dict(enumerate(first))
     assert [estimator(CAPPED).predict(*question) for question in asked] == first
+    ready = estimator(CAPPED)
+    ready.prepare(Lattice.of_splits(TOTAL, tuple(split for _, split, _ in asked)), 256, 8192)
+    assert [ready.predict(*question) for question in asked] == first
 
 
 @given(decodes(), prefills, st.integers(8, 124))
@@ -173,7 +176,7 @@ def test_rounding_to_the_grid_costs_less_than_its_steps(decode: StepShape, prefi
     split, device = Partition(TOTAL - decode_sms, decode_sms), estimator(UNCAPPED)
     for step, other in ((decode, prefill), (prefill, decode)):
         found = device.predict(step, split, other).seconds
-        bare = exact(UNCAPPED, TOTAL, LLAMA_8B, Sample(step, split, other, 1.0), {}).seconds
+        bare = exact(UNCAPPED, TOTAL, LLAMA_8B, Sample(step, split, other, 1.0)).seconds
         assert found == pytest.approx(bare, rel=0.04 if step is decode else 0.15)
 
 

@@ -30,7 +30,7 @@ def facts(parameters: Parameters, *, power: bool = True) -> DeviceFacts:
 def errors(parameters: Parameters, shape: ModelShape, truth: Parameters, seed: int) -> list[float]:
     """Relative errors on unseen points without noise."""
     unseen = measured(truth, shape, 60, seed, noise=0.0)
-    return [abs(exact(parameters, TOTAL, shape, sample, {}).seconds / sample.seconds - 1) for sample in unseen]
+    return [abs(exact(parameters, TOTAL, shape, sample).seconds / sample.seconds - 1) for sample in unseen]
 
 
 @pytest.mark.parametrize("truth", [CAPPED, UNCAPPED], ids=["capped", "uncapped"])
@@ -84,7 +84,7 @@ def test_two_threads_of_a_cpu_are_a_device_too() -> None:
     device = DeviceFacts("a CPU", 2, None, 1000.0, graph_tokens=0, source="synthetic")
     found = fit(samples, device, SMOLLM2).calibration.parameters
     unseen = measured(THREAD, SMOLLM2, 60, 13, noise=0.0, power=False, shares=(1, 2))
-    off = sorted(abs(exact(found, 2, SMOLLM2, sample, {}).seconds / sample.seconds - 1) for sample in unseen)
+    off = sorted(abs(exact(found, 2, SMOLLM2, sample).seconds / sample.seconds - 1) for sample in unseen)
     assert median(off) < 0.02
     assert off[int(0.9 * len(off))] < 0.05
 

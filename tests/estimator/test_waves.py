@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bulletserve.estimator.grid import above, near
-from bulletserve.estimator.waves import wave_factor
+from bulletserve.estimator.waves import same_tiles, wave_factor
 
 counts = st.integers(0, 10**9)
 tiles = (st.floats(0.5, 1.0), st.floats(0.005, 0.6))
@@ -62,3 +62,10 @@ def test_few_tiles_are_shared() -> None:
     assert wave_factor(32, 4096, 132, 0.9, 0.05) < 0.6 * wave_factor(32, 4096, 132, 0.9, 0.6) * 1.6
     alone = 132 / (4096 / 256)
     assert wave_factor(128, 4096, 132, 0.9, 0.05) < alone / 4
+
+
+@given(st.integers(1, 9000), st.integers(1, 40000), st.integers(1, 200), *tiles)
+def test_rows_that_fill_the_same_tiles_take_the_same_time(m: int, n: int, sms: int, small: float, split: float) -> None:
+    top = same_tiles(m)
+    assert m <= top == same_tiles(top)
+    assert m * wave_factor(m, n, sms, small, split) == pytest.approx(top * wave_factor(top, n, sms, small, split))

@@ -7,8 +7,8 @@ import pytest
 from bulletserve.core.operators import StepShape, operators
 from bulletserve.core.shapes import ModelShape
 from bulletserve.estimator.parameters import Parameters
-from bulletserve.estimator.roofs import curve, roofs
-from bulletserve.estimator.work import work
+from bulletserve.estimator.roofs import ALONE, WaveMemo, beside, body_at, roofs
+from bulletserve.estimator.work import ModelWork, Work
 
 SHAPE = ModelShape("llama", 2, 256, 512, 4, 2, 64, 1024, 512)
 DEVICE = Parameters(
@@ -31,7 +31,12 @@ DEVICE = Parameters(
 DECODE = StepShape.decode(16, 1600, 2)
 PREFILL = StepShape.prefill([(32, 16)], 2, 16)
 LAYER_GROUP = StepShape.prefill([(96, 0)], 1, 0)
+WINDOWED = replace(SHAPE, sliding_window=20)
 MIXED = StepShape.mixed([(32, 16)], 16, 1600, 2, 16)
+
+
+def work(constants: Parameters, shape: ModelShape, step: StepShape) -> Work:
+    return ModelWork(constants, shape).of(step)
 
 
 @pytest.mark.parametrize(
@@ -50,19 +55,23 @@ def test_launch_constants(step: StepShape, launch_s: float, least_s: float) -> N
     assert found.least_s == least_s
 
 
-@pytest.mark.parametrize("step", [DECODE, PREFILL, LAYER_GROUP, MIXED])
-def test_energy_is_of_all_flops_and_bytes(step: StepShape) -> None:
-    found, listed = work(DEVICE, SHAPE, step), operators(SHAPE, step)
+@pytest.mark.parametrize("shape", [SHAPE, WINDOWED])
+@pytest.mark.parametrize(
+    "step", [DECODE, PREFILL, LAYER_GROUP, MIXED, replace(DECODE, layers=1), replace(MIXED, sampled=3)]
+)
+def test_energy_is_of_all_flops_and_bytes(shape: ModelShape, step: StepShape) -> None:
+    found, listed = work(DEVICE, shape, step), operators(shape, step)
     assert found.sm_j == pytest.approx(1e-9 * sum(each.flops * each.count for each in listed))
     assert found.memory_j == pytest.approx(1e-8 * sum(each.bytes * each.count for each in listed))
     assert found.moved_s == pytest.approx(1e-10 * sum(each.bytes * each.count for each in listed))
 
 
 def by_hand_s(step: StepShape, sms: float, clock: float) -> float:
-    """C + sqrt(S^2 + D^2) of each kind of operator; on one SM products of whole tiles fill every wave."""
+    """C + sqrt(S^2 + D^2) of each kind of operator; on one SM products of whole tiles fill every wave. The head has the
+    rows of the other products where all that runs are decode rows."""
     groups: dict[str, list[float]] = {}
     for each in operators(SHAPE, step):
-        products = "head" if each.name == "head" else "products"
+        products = "head" if each.name == "head" and step.prefill_tokens else "products"
         name = products if each.m else each.name if each.flops else "rest"
         sums = groups.setdefault(name, [0.0, 0.0])
         sums[0] += each.flops * each.count
@@ -78,8 +87,9 @@ def by_hand_s(step: StepShape, sms: float, clock: float) -> float:
 @pytest.mark.parametrize("step", [DECODE, PREFILL, MIXED])
 @pytest.mark.parametrize("clock", [1.0, 0.5])
 def test_seconds_by_hand(step: StepShape, clock: float) -> None:
-    own = roofs(DEVICE, work(DEVICE, SHAPE, step), 1.0, 8, {})
-    assert curve(DEVICE, own, None).body_s(clock) == pytest.approx(by_hand_s(step, 1.0, clock), rel=1e-9)
+    own = roofs(DEVICE, work(DEVICE, SHAPE, step), 1.0, 8, WaveMemo(DEVICE))
+    found, _ = body_at(own.rows, (clock**-DEVICE.overlap, clock**-DEVICE.knee, 1.0), DEVICE.knee, DEVICE.overlap)
+    assert found == pytest.approx(by_hand_s(step, 1.0, clock), rel=1e-9)
     if clock == 1.0:
         assert own.body_s == pytest.approx(own.compute_s + own.memory_s), "full waves lose nothing"
 
@@ -87,18 +97,30 @@ def test_seconds_by_hand(step: StepShape, clock: float) -> None:
 def test_contention_by_hand() -> None:
     """A neighbour that uses the whole bandwidth and computes on all other SMs."""
     constants = replace(DEVICE, bandwidth_taken=0.5, compute_slowed=0.25, stream_slowed=0.1)
-    own = roofs(constants, work(constants, SHAPE, DECODE), 1.0, 8, {})
-    beside = own._replace(used=1.0, computing=7 / 8)
-    slowed = curve(constants, own, beside).rows
-    for (c, s, d), (slow_c, slow_s, slow_d) in zip(own.rows, slowed, strict=True):
-        assert slow_c == pytest.approx(c * 1.25)
-        assert slow_s == pytest.approx(s * (1 + 0.1 * 7 / 8) ** 2)
-        assert slow_d == pytest.approx(d * 2.0**2)
+    own = roofs(constants, work(constants, SHAPE, DECODE), 1.0, 8, WaveMemo(constants))
+    slow_c, slow_s, slow_d = beside(constants, own._replace(used=1.0, computing=7 / 8))
+    assert slow_c == pytest.approx(1.25)
+    assert slow_s == pytest.approx((1 + 0.1 * 7 / 8) ** 2)
+    assert slow_d == pytest.approx(2.0**2)
+    seconds, _ = body_at(own.rows, (slow_c, slow_s, slow_d), 2.0, 1.0)
+    assert seconds == pytest.approx(sum(c * slow_c + (s * slow_s + d * slow_d) ** 0.5 for c, s, d in own.rows))
+
+
+@pytest.mark.parametrize("step", [DECODE, PREFILL, MIXED])
+@pytest.mark.parametrize("joins", [(2.0, 1.0), (5.0, 3.0)])
+def test_how_seconds_fall_with_the_clock(step: StepShape, joins: tuple[float, float]) -> None:
+    """Against a difference of seconds at two clocks."""
+    knee, overlap = joins
+    constants = replace(DEVICE, knee=knee, overlap=overlap)
+    own = roofs(constants, work(constants, SHAPE, step), 4.0, 8, WaveMemo(constants))
+    at = [body_at(own.rows, (x**-overlap, x**-knee, 1.0), knee, overlap)[0] for x in (0.9999, 1.0001)]
+    falling = body_at(own.rows, ALONE, knee, overlap)[1]
+    assert falling == pytest.approx((at[0] - at[1]) / 2e-4, rel=1e-6)
 
 
 def test_what_a_neighbour_sees() -> None:
     """`used` is the share of the bandwidth, `computing` that of the device's SMs times the time they compute."""
-    own = roofs(DEVICE, work(DEVICE, SHAPE, PREFILL), 2.0, 8, {})
+    own = roofs(DEVICE, work(DEVICE, SHAPE, PREFILL), 2.0, 8, WaveMemo(DEVICE))
     seconds = own.body_s + own.launch_s
     moved = sum(each.bytes * each.count for each in operators(SHAPE, PREFILL))
     assert own.used == pytest.approx(moved / 1e10 / seconds)

@@ -136,13 +136,18 @@ def operators(shape: ModelShape, step: StepShape, dtype_bytes: int = 2) -> tuple
     return tuple(found)
 
 
+def attended(shape: ModelShape, step: StepShape) -> tuple[int, int]:
+    """(query, key) pairs of the prompts' attention and tokens that decode rows attend to, within the model's window."""
+    if shape.sliding_window is None:
+        return step.prefill_pairs, step.decode_context
+    pairs = min(step.prefill_pairs, step.prefill_tokens * shape.sliding_window)
+    return pairs, min(step.decode_context, step.decode_rows * shape.sliding_window)
+
+
 def _attention(shape: ModelShape, step: StepShape, dtype_bytes: int) -> list[Operator]:
     q = shape.num_heads * shape.head_dim
     token_bytes = 2 * shape.num_kv_heads * shape.head_dim * dtype_bytes
-    pairs, context = step.prefill_pairs, step.decode_context
-    if shape.sliding_window is not None:
-        pairs = min(pairs, step.prefill_tokens * shape.sliding_window)
-        context = min(context, step.decode_rows * shape.sliding_window)
+    pairs, context = attended(shape, step)
     parts: list[Operator] = []
     if step.prefill_tokens:
         through = 2 * step.prefill_tokens * q * dtype_bytes

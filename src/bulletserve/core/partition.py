@@ -5,10 +5,10 @@ Knows nothing about how a share is enforced: `resources` does. A lattice holds o
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Partition:
+class Partition(NamedTuple):
     """SMs of each lane while both run. 0 on one side: the other has the whole device."""
 
     prefill_sms: int

@@ -11,7 +11,7 @@ from bulletserve.core.shapes import ModelShape
 from bulletserve.estimator.estimator import Forecast, forecast, forecast_pair, shares
 from bulletserve.estimator.parameters import Parameters
 from bulletserve.estimator.roofs import WaveMemo, roofs
-from bulletserve.estimator.work import work
+from bulletserve.estimator.work import ModelWork
 
 Predictor = Callable[[Sample], float]
 """Seconds of a sample's step."""
@@ -27,16 +27,22 @@ def group_of(sample: Sample) -> str:
 
 
 def exact(
-    constants: Parameters, total_sms: int, shape: ModelShape, sample: Sample, waves: WaveMemo, dtype_bytes: int = 2
+    constants: Parameters,
+    total_sms: int,
+    shape: ModelShape,
+    sample: Sample,
+    dtype_bytes: int = 2,
+    waves: WaveMemo | None = None,
 ) -> Forecast:
-    """The forecast of a sample without the grid on which an `Estimator` rounds counts; `waves` starts empty."""
+    """The forecast of a sample without the grid on which an `Estimator` rounds counts. `waves`: one for many samples of
+    the same constants."""
+    waves = waves or WaveMemo(constants)
     sms, other_sms = shares(sample.step, sample.partition, sample.alongside, total_sms)
-    own = roofs(constants, work(constants, shape, sample.step, dtype_bytes), sms, total_sms, waves)
+    model = ModelWork(constants, shape, dtype_bytes)
+    own = roofs(constants, model.of(sample.step), sms, total_sms, waves)
     if sample.alongside is None:
         return forecast(constants, own)
-    other = work(constants, shape, sample.alongside, dtype_bytes)
-    beside = roofs(constants, other, other_sms, total_sms, waves)
-    return forecast_pair(constants, own, beside)[0]
+    return forecast_pair(constants, own, roofs(constants, model.of(sample.alongside), other_sms, total_sms, waves))[0]
 
 
 def by_group(samples: Iterable[Sample], predict: Predictor) -> dict[str, dict[str, float]]:

@@ -8,15 +8,16 @@ other one: the clock and the contention are those of that steady state.
 from typing import NamedTuple
 
 from bulletserve.core.errors import ConfigError
-from bulletserve.core.operators import StepShape
-from bulletserve.core.partition import Partition
+from bulletserve.core.operators import Kind, StepShape
+from bulletserve.core.partition import Lattice, Partition
 from bulletserve.core.shapes import ModelShape
 from bulletserve.estimator.calibration import Calibration
 from bulletserve.estimator.grid import above, near
 from bulletserve.estimator.parameters import Parameters
 from bulletserve.estimator.power import Clock, allowed_clock
-from bulletserve.estimator.roofs import Curve, Roofs, WaveMemo, curve, roofs
-from bulletserve.estimator.work import Work, work
+from bulletserve.estimator.roofs import ALONE, Roofs, WaveMemo, beside, roofs
+from bulletserve.estimator.waves import same_tiles
+from bulletserve.estimator.work import ModelWork, Work
 
 _MOST_REMEMBERED = 1 << 16
 
@@ -50,6 +51,16 @@ class Forecast(NamedTuple):
         return f"{self.seconds * 1e3:.2f} ms = {why}; clock {self.clock_ratio:.2f}, {self.watts:.0f} W"
 
 
+class _Asked:
+    """A step on the grid: its work, and its roofs on the shares that were asked about."""
+
+    __slots__ = ("kind", "roofs", "step", "work")
+
+    def __init__(self, step: StepShape, work: Work) -> None:
+        self.step, self.kind, self.work = step, step.kind, work
+        self.roofs: dict[float, Roofs] = {}
+
+
 class Estimator:
     """Forecasts for one model on one calibrated device. Equal questions have equal answers; one thread at a time."""
 
@@ -57,94 +68,118 @@ class Estimator:
         self.calibration, self.shape, self.dtype_bytes = calibration, shape, dtype_bytes
         self._constants = calibration.parameters
         self._total_sms = calibration.total_sms
-        self._waves: WaveMemo = {}
-        self._work: dict[_Counts, Work] = {}
-        self._roofs: dict[tuple[_Counts, float], Roofs] = {}
+        self._model = ModelWork(self._constants, shape, dtype_bytes)
+        self._waves = WaveMemo(self._constants)
+        self._asked: dict[_Counts, _Asked] = {}
         self._forecasts: dict[tuple[_Counts, Partition, _Counts | None], Forecast] = {}
+        self._shares: dict[tuple[Kind, Partition, Kind | None], tuple[float, float]] = {}
+        self._steps: tuple[StepShape | None, StepShape | None] = (None, None)
+        self._rounded: tuple[_Counts | None, _Counts | None] = (None, None)
+
+    def prepare(self, lattice: Lattice, max_rows: int, batch_tokens: int) -> None:
+        """Compute what forecasts over `lattice` have in common, for decode steps of `max_rows` rows and prefill or
+        mixed steps of `batch_tokens` tokens: milliseconds at start instead of microseconds in decisions."""
+        decoding = {same_tiles(rows) for rows in range(1, max_rows + 1)}
+        batches = {same_tiles(rows) for rows in range(1, batch_tokens + max_rows + 1)}
+        for sms in lattice.decode_shares:
+            self._waves.fill(decoding, self._model.decode_tiled, float(sms))
+        for sms in lattice.prefill_shares:
+            self._waves.fill(batches, self._model.layer_tiled, float(sms))
+            self._waves.fill(decoding, self._model.head_tiled, float(sms))
 
     def predict(self, step: StepShape, partition: Partition, alongside: StepShape | None = None) -> Forecast:
         """`step` on its lane's share of `partition`, a mixed step on all SMs; `alongside` on the other lane's share.
 
         Raises `ConfigError` if a lane has no SMs, or if both steps are of one lane.
         """
-        counts = _on_grid(step)
-        beside = None if alongside is None else _on_grid(alongside)
-        key = (counts, partition, beside)
-        found = self._forecasts.get(key)
+        counts = self._on_grid(step)
+        other = None if alongside is None else self._on_grid(alongside)
+        found = self._forecasts.get((counts, partition, other))
         if found is None:
             if len(self._forecasts) >= _MOST_REMEMBERED:
-                for memo in (self._forecasts, self._roofs, self._work, self._waves):
-                    memo.clear()
-            found = self._forecast(counts, partition, beside)
+                self._forecasts.clear()
+                self._asked.clear()
+            found = self._forecast(counts, partition, other)
         return found
 
-    def _forecast(self, counts: _Counts, partition: Partition, beside: _Counts | None) -> Forecast:
+    def _forecast(self, counts: _Counts, partition: Partition, other: _Counts | None) -> Forecast:
         """Makes and keeps a forecast; of two steps side by side, both lanes' at once."""
-        other = None if beside is None else StepShape(*beside)
-        sms, other_sms = shares(StepShape(*counts), partition, other, self._total_sms)
-        own = self._own(counts, sms)
-        if beside is None:
-            found = forecast(self._constants, own)
+        asked = self._of(counts)
+        neighbour = None if other is None else self._of(other)
+        key = asked.kind, partition, None if neighbour is None else neighbour.kind
+        found = self._shares.get(key)
+        if found is None:
+            beside_it = None if neighbour is None else neighbour.step
+            found = self._shares[key] = shares(asked.step, partition, beside_it, self._total_sms)
+        own = self._on(asked, found[0])
+        if neighbour is None or other is None:
+            made = forecast(self._constants, own)
         else:
             # Prefill first, whichever was asked for: the last digits of a sum depend on its order.
-            swapped = bool(counts[3])
-            pair = own, self._own(beside, other_sms)
-            both = forecast_pair(self._constants, *(pair[::-1] if swapped else pair))
-            found, others = both[::-1] if swapped else both
-            self._forecasts[beside, partition, counts] = others
-        self._forecasts[counts, partition, beside] = found
+            if counts[3]:
+                others, made = forecast_pair(self._constants, self._on(neighbour, found[1]), own)
+            else:
+                made, others = forecast_pair(self._constants, own, self._on(neighbour, found[1]))
+            self._forecasts[other, partition, counts] = others
+        self._forecasts[counts, partition, other] = made
+        return made
+
+    def _on_grid(self, step: StepShape) -> _Counts:
+        """A step's counts on the grid; those of the last two steps are at hand, because a decision asks of the same
+        two on one partition after the other."""
+        (first, second), (one, other) = self._steps, self._rounded
+        if step is first and one is not None:
+            return one
+        if step is second and other is not None:
+            return other
+        counts = _on_grid(step)
+        self._steps, self._rounded = (step, first), (counts, one)
+        return counts
+
+    def _of(self, counts: _Counts) -> _Asked:
+        found = self._asked.get(counts)
+        if found is None:
+            step = StepShape(*counts)
+            found = self._asked[counts] = _Asked(step, self._model.of(step))
         return found
 
-    def _own(self, counts: _Counts, sms: float) -> Roofs:
-        key = (counts, sms)
-        found = self._roofs.get(key)
+    def _on(self, asked: _Asked, sms: float) -> Roofs:
+        found = asked.roofs.get(sms)
         if found is None:
-            found = roofs(self._constants, self._work_of(counts), sms, self._total_sms, self._waves)
-            self._roofs[key] = found
-        return found
-
-    def _work_of(self, counts: _Counts) -> Work:
-        found = self._work.get(counts)
-        if found is None:
-            found = self._work[counts] = work(self._constants, self.shape, StepShape(*counts), self.dtype_bytes)
+            found = asked.roofs[sms] = roofs(self._constants, asked.work, sms, self._total_sms, self._waves)
         return found
 
 
 def forecast(constants: Parameters, own: Roofs) -> Forecast:
     """The forecast of a step with nothing beside it."""
-    mine = curve(constants, own, None)
-    return _explained(constants, own, mine, own.body_s, allowed_clock(constants, ((own, mine),)), 1.0)
+    return _explained(constants, own, allowed_clock(constants, ((own, ALONE),)), 0, 1.0)
 
 
 def forecast_pair(constants: Parameters, one: Roofs, other: Roofs) -> tuple[Forecast, Forecast]:
     """The forecasts of two steps beside each other, each on the SMs that its roofs were made for."""
-    first, second = curve(constants, one, other), curve(constants, other, one)
-    clock = allowed_clock(constants, ((one, first), (other, second)))
+    running = (one, beside(constants, other)), (other, beside(constants, one))
+    clock = allowed_clock(constants, running)
     share = one.sms / (one.sms + other.sms)
-    return (
-        _explained(constants, one, first, first.body_s(1.0), clock, share),
-        _explained(constants, other, second, second.body_s(1.0), clock, 1.0 - share),
-    )
+    return _explained(constants, one, clock, 0, share), _explained(constants, other, clock, 1, 1.0 - share)
 
 
-def _explained(
-    constants: Parameters, own: Roofs, mine: Curve, at_top_s: float, clock: Clock, static_share: float
-) -> Forecast:
-    """`at_top_s`: time in operators at the top clock, contention included."""
-    body_s = at_top_s if clock.ratio == 1.0 else mine.body_s(clock.ratio)
+def _explained(constants: Parameters, own: Roofs, clock: Clock, lane: int, static_share: float) -> Forecast:
+    """The forecast of the step that is `lane` among those that `clock` was found for."""
+    ratio, watts, bodies_s, tops_s = clock
+    body_s, top_s = bodies_s[lane], tops_s[lane]
     seconds = max(body_s + own.launch_s, own.least_s)
-    dynamic_j = own.sm_j * clock.ratio**constants.voltage + own.memory_j
+    dynamic_j = own.sm_j * ratio**constants.voltage + own.memory_j
     return Forecast(
-        seconds=seconds,
-        compute_s=own.compute_s,
-        memory_s=own.memory_s,
-        wave_loss_s=own.body_s - own.compute_s - own.memory_s,
-        contention_s=at_top_s - own.body_s,
-        clock_s=body_s - at_top_s,
-        launch_s=seconds - body_s,
-        joules=dynamic_j + constants.static_w * seconds * static_share,
-        clock_ratio=clock.ratio,
-        watts=clock.watts,
+        seconds,
+        own.compute_s,
+        own.memory_s,
+        own.body_s - own.compute_s - own.memory_s,
+        top_s - own.body_s,
+        body_s - top_s,
+        seconds - body_s,
+        dynamic_j + constants.static_w * seconds * static_share,
+        ratio,
+        watts,
     )
 
 

@@ -152,7 +152,7 @@ class _Problem:
 
     def seconds(self, constants: Parameters, sample: Sample) -> float:
         """A sample's forecast."""
-        return exact(constants, self._total_sms, self._shape, sample, {}, self._dtype_bytes).seconds
+        return exact(constants, self._total_sms, self._shape, sample, self._dtype_bytes).seconds
 
     def solve(self, samples: Sequence[Sample], start: Parameters, names: list[str], rounds: int) -> _Solution:
         """The best values of the constants `names`, all others as in `start`."""
@@ -171,9 +171,9 @@ class _Problem:
 
     def _residuals(self, samples: Sequence[Sample], constants: Parameters, names: list[str]) -> Vector:
         out: list[float] = []
-        waves: WaveMemo = {}
+        waves = WaveMemo(constants)
         for sample in samples:
-            found = exact(constants, self._total_sms, self._shape, sample, waves, self._dtype_bytes)
+            found = exact(constants, self._total_sms, self._shape, sample, self._dtype_bytes, waves)
             out.append(log(found.seconds / sample.seconds) / _SECONDS_SIGMA)
             if sample.watts and constants.power_cap_w < inf:
                 out.append(log(found.watts / sample.watts) / _WATTS_SIGMA)

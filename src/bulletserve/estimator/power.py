@@ -9,54 +9,84 @@ from math import exp, log
 from typing import NamedTuple
 
 from bulletserve.estimator.parameters import Parameters
-from bulletserve.estimator.roofs import Curve, Roofs
+from bulletserve.estimator.roofs import Roofs, Slowed, body_at
 
-_TOLERANCE = 3e-7  # of the cap
+_NEAR = 3e-3
+"""So near to the wanted clock (as a logarithm) the rest of the way is straight, to millionths of a step's time."""
+
 _MOST_ROUNDS = 40
 
-Drawing = tuple[tuple[Roofs, Curve], ...]
-"""What runs at the same time: one or two steps."""
+Running = tuple[tuple[Roofs, Slowed], ...]
+"""What runs at the same time: one or two steps, each with what the other does to it."""
 
 
 class Clock(NamedTuple):
-    """The clock as a share of the highest, and the device's power at it."""
+    """The clock as a share of the highest, the device's power at it, and each step's seconds in operators at it and at
+    the highest."""
 
     ratio: float
     watts: float
+    body_s: tuple[float, ...]
+    top_s: tuple[float, ...]
 
 
-def watts_at(constants: Parameters, running: Drawing, ratio: float) -> float:
+_Draw = tuple[float, float, list[float], list[float]]
+"""At one clock: power above the static, how it rises (d log watts / d log clock), each step's seconds in operators and
+how they fall."""
+
+
+def watts_at(constants: Parameters, running: Running, ratio: float) -> float:
     """The device's power at a clock, cap or not."""
-    total, falls = constants.static_w, ratio**constants.voltage
-    for step, curve in running:
-        total += (step.sm_j * falls + step.memory_j) / curve.seconds(ratio)
-    return total
+    return constants.static_w + _draw(constants, running, ratio)[0]
 
 
-def allowed_clock(constants: Parameters, running: Drawing) -> Clock:
-    """The highest clock at which `running` stays within the cap; the lowest there is where none does."""
-    cap, room = constants.power_cap_w, constants.power_cap_w - constants.static_w
-    watts = watts_at(constants, running, 1.0)
-    if watts <= cap:
-        return Clock(1.0, watts)
-    # Above the static watts power is nearly a power of the clock, of at most 1 + voltage: secants on logarithms, and
-    # halves where a secant leaves the bracket.
+def allowed_clock(constants: Parameters, running: Running) -> Clock:
+    """The highest clock at which `running` stays within the cap; the lowest there is where none does.
+
+    Newton's steps on logarithms, where power is nearly a straight line, and halves where one leaves the bracket.
+    """
+    room = constants.power_cap_w - constants.static_w
+    dynamic_w, rises, bodies, falling = _draw(constants, running, 1.0)
+    top_s = tuple(bodies)
+    if dynamic_w <= room:
+        return Clock(1.0, constants.static_w + dynamic_w, top_s, top_s)
     least = log(constants.least_clock)
-    low, high, at, before = least, 0.0, 0.0, 0.0
-    over = before_over = log((watts - constants.static_w) / room)
-    step = -over / (1.0 + constants.voltage)
+    low, high, at = least, 0.0, 0.0
     for _ in range(_MOST_ROUNDS):
-        at, before, before_over = _inside(at + step, low, high, least), at, over
-        watts = watts_at(constants, running, exp(at))
-        over = log((watts - constants.static_w) / room)
-        if abs(watts - cap) < _TOLERANCE * cap or (over > 0.0 and at == least):
+        over = log(dynamic_w / room)
+        if over > 0.0 and at == least:
             break
+        step = -over / rises
+        if -_NEAR < step < _NEAR and at + step > least:
+            near_s = tuple([body - falls * step for body, falls in zip(bodies, falling, strict=True)])
+            return Clock(exp(at + step), constants.power_cap_w, near_s, top_s)
         if over > 0.0:
             high = at
         else:
             low = at
-        step = over * (before - at) / (over - before_over) if over != before_over else low - at
-    return Clock(exp(at), watts)
+        at = _inside(at + step, low, high, least)
+        dynamic_w, rises, bodies, falling = _draw(constants, running, exp(at))
+    return Clock(exp(at), constants.static_w + dynamic_w, tuple(bodies), top_s)
+
+
+def _draw(constants: Parameters, running: Running, ratio: float) -> _Draw:
+    knee, overlap, voltage = constants.knee, constants.overlap, constants.voltage
+    falls_c, falls_s, falls_j = ratio**-overlap, ratio**-knee, ratio**voltage
+    watts = rises = 0.0
+    bodies: list[float] = []
+    fallings: list[float] = []
+    for step, (slow_c, slow_s, slow_d) in running:
+        factors = slow_c * falls_c, slow_s * falls_s, slow_d
+        body_s, falling_s = body_at(step.rows, factors, knee, overlap)
+        bodies.append(body_s)
+        fallings.append(falling_s)
+        seconds, sm_j = body_s + step.launch_s, step.sm_j * falls_j
+        if seconds < step.least_s:
+            seconds, falling_s = step.least_s, 0.0
+        own = (sm_j + step.memory_j) / seconds
+        watts += own
+        rises += sm_j / seconds * voltage + own * falling_s / seconds
+    return watts, rises / watts, bodies, fallings
 
 
 def _inside(at: float, low: float, high: float, least: float) -> float:

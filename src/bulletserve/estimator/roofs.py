@@ -1,6 +1,6 @@
 """One step on a share of SMs, operator by operator, as a function of the clock and of what runs beside it.
 
-Knows nothing about power or memos. Three roofs bound an operator, each a time:
+Knows nothing about power. Three roofs bound an operator, each a time:
 
     C  flops / (flops a second and SM x SMs) x wave factor     falls with the clock
     S  bytes / (bytes a second and SM x SMs)                   falls with the clock: SMs issue the loads
@@ -11,6 +11,7 @@ sum of its operators and a launch constant per layer; large steps, launched one 
 Beside another step D has what bandwidth is left, C and S are slowed by fitted factors.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from bulletserve.estimator.parameters import Parameters
@@ -19,9 +20,12 @@ from bulletserve.estimator.work import Tiled, Work
 
 _LEAST_BANDWIDTH_LEFT = 0.1
 
+Rows = tuple[tuple[float, float, float], ...]
+"""Operators as (C^p, S^k, D^k) at the top clock, all executions counted."""
+
 
 class Roofs(NamedTuple):
-    """One step on its SMs, alone. Each row of `rows` is an operator's (C^p, S^k, D^k), all executions counted.
+    """One step on its SMs, alone.
 
     `compute_s` and `memory_s` add up to the time at the top clock without wave loss; `body_s` has the loss in it.
     `sm_j` is the energy that falls with the clock, `memory_j` that which does not. `used` is the share of the memory's
@@ -29,7 +33,7 @@ class Roofs(NamedTuple):
     """
 
     sms: float
-    rows: tuple[tuple[float, float, float], ...]
+    rows: Rows
     compute_s: float
     memory_s: float
     body_s: float
@@ -41,80 +45,99 @@ class Roofs(NamedTuple):
     computing: float
 
 
-class Curve(NamedTuple):
-    """Seconds as a function of the clock. `rows` as in `Roofs`, contention included."""
+class WaveMemo:
+    """Wave losses of one device, by (rows, products, SMs); what was asked before cannot be seen in an answer."""
 
-    rows: tuple[tuple[float, float, float], ...]
-    knee: float
-    overlap: float
-    launch_s: float
-    least_s: float
+    def __init__(self, constants: Parameters) -> None:
+        self._small, self._split, self._overlap = constants.small_tile, constants.split_loss, constants.overlap
+        self._losses: dict[tuple[int, Tiled, float], float] = {}
 
-    def body_s(self, clock: float) -> float:
-        """Time in operators at a clock ratio, without launches."""
-        falls_c, falls_s = clock**-self.overlap, clock**-self.knee
-        power, root = self.overlap / self.knee, 1.0 / self.overlap
-        total = 0.0
-        for c, s, d in self.rows:
-            total += (c * falls_c + (s * falls_s + d) ** power) ** root
-        return total
+    def loss(self, top: int, tiled: Tiled, sms: float) -> float:
+        """(rows x wave factor)^p of products of `top` rows, averaged over them; `top` as in `WorkRow`."""
+        key = (top, tiled, sms)
+        found = self._losses.get(key)
+        if found is None:
+            mean = sum(share * wave_factor(top, n, sms, self._small, self._split) for n, share in tiled)
+            found = self._losses[key] = (top * mean) ** self._overlap
+        return found
 
-    def seconds(self, clock: float) -> float:
-        """The whole step."""
-        return max(self.body_s(clock) + self.launch_s, self.least_s)
-
-
-WaveMemo = dict[tuple[int, Tiled, float], float]
-"""Wave factors to the power p by (rows, products, SMs): all that they depend on within an estimator's life."""
+    def fill(self, tops: Iterable[int], tiled: Tiled, sms: float) -> None:
+        """Compute losses before anybody asks."""
+        for top in tops:
+            self.loss(top, tiled, sms)
 
 
 def roofs(constants: Parameters, step: Work, sms: float, total_sms: int, waves: WaveMemo) -> Roofs:
     """`step` on `sms` of a device's `total_sms`."""
     p, k = constants.overlap, constants.knee
-    per_c, per_s, power, root = sms**-p, sms**-k, p / k, 1.0 / p
+    per_c, per_s, power, root, straight = sms**-p, sms**-k, p / k, 1.0 / p, 1.0 / k
     rows: list[tuple[float, float, float]] = []
     compute_s = ideal_s = body_s = 0.0
-    for compute, loads, from_device, m, tiled in step.rows:
-        ideal, from_sms = compute * per_c, loads * per_s
-        memory = (from_sms + from_device) ** power
-        without_loss = (ideal + memory) ** root
-        ideal_s += without_loss
-        compute_s += without_loss * ideal / (ideal + memory)
-        if m:
-            ideal *= waves.get((m, tiled, sms)) or _waves(constants, m, tiled, sms, waves)
-        body_s += (ideal + memory) ** root
+    for compute, loads, from_device, top, per_row, tiled in step.rows:
+        from_sms = loads * per_s
+        if compute:
+            ideal, memory = compute * per_c, (from_sms + from_device) ** power
+            seconds = (ideal + memory) ** root
+            compute_s += seconds * ideal / (ideal + memory)
+        else:
+            ideal = memory = 0.0
+            seconds = (from_sms + from_device) ** straight
+        ideal_s += seconds
+        if top:
+            ideal *= waves.loss(top, tiled, sms) * per_row
+            seconds = (ideal + memory) ** root
+        body_s += seconds
         rows.append((ideal, from_sms, from_device))
     seconds = max(body_s + step.launch_s, step.least_s)
     return Roofs(
-        sms=sms,
-        rows=tuple(rows),
-        compute_s=compute_s,
-        memory_s=ideal_s - compute_s,
-        body_s=body_s,
-        launch_s=step.launch_s,
-        least_s=step.least_s,
-        sm_j=step.sm_j,
-        memory_j=step.memory_j,
-        used=min(1.0, step.moved_s / seconds),
-        computing=compute_s / seconds * sms / total_sms,
+        sms,
+        tuple(rows),
+        compute_s,
+        ideal_s - compute_s,
+        body_s,
+        step.launch_s,
+        step.least_s,
+        step.sm_j,
+        step.memory_j,
+        min(1.0, step.moved_s / seconds),
+        compute_s / seconds * sms / total_sms,
     )
 
 
-def curve(constants: Parameters, own: Roofs, beside: Roofs | None) -> Curve:
-    """How long `own` takes at which clock, while `beside` runs on other SMs."""
-    p, k = constants.overlap, constants.knee
-    if beside is None:
-        return Curve(own.rows, k, p, own.launch_s, own.least_s)
-    left = max(_LEAST_BANDWIDTH_LEFT, 1.0 - constants.bandwidth_taken * beside.used)
-    slow_c = (1.0 + constants.compute_slowed * beside.used) ** p
-    slow_s = (1.0 + constants.stream_slowed * beside.computing) ** k
-    slow_d = left**-k
-    rows = tuple((c * slow_c, s * slow_s, d * slow_d) for c, s, d in own.rows)
-    return Curve(rows, k, p, own.launch_s, own.least_s)
+Slowed = tuple[float, float, float]
+"""Factors on a step's C^p, S^k and D^k."""
+
+ALONE: Slowed = (1.0, 1.0, 1.0)
 
 
-def _waves(constants: Parameters, m: int, tiled: Tiled, sms: float, memo: WaveMemo) -> float:
-    small, split = constants.small_tile, constants.split_loss
-    factor: float = sum(share * wave_factor(m, n, sms, small, split) for n, share in tiled) ** constants.overlap
-    memo[m, tiled, sms] = factor
-    return factor
+def beside(constants: Parameters, other: Roofs) -> Slowed:
+    """What `other` does to a step on other SMs."""
+    left = max(_LEAST_BANDWIDTH_LEFT, 1.0 - constants.bandwidth_taken * other.used)
+    return (
+        (1.0 + constants.compute_slowed * other.used) ** constants.overlap,
+        (1.0 + constants.stream_slowed * other.computing) ** constants.knee,
+        left**-constants.knee,
+    )
+
+
+def body_at(rows: Rows, factors: Slowed, knee: float, overlap: float) -> tuple[float, float]:
+    """Seconds in operators, without launches, and how fast they fall with the clock: -d seconds / d log(clock).
+
+    `factors`: what the neighbour and the clock do, the latter clock^-overlap to C^p and clock^-knee to S^k.
+    """
+    slow_c, slow_s, slow_d = factors
+    power, root, straight = overlap / knee, 1.0 / overlap, 1.0 / knee
+    total = falling = 0.0
+    for c, s, d in rows:
+        loads = s * slow_s
+        moved = loads + d * slow_d
+        if c:
+            compute, memory = c * slow_c, moved**power
+            both = compute + memory
+            seconds = both**root
+            falling += seconds * (compute + memory * loads / moved) / both
+        else:
+            seconds = moved**straight
+            falling += seconds * loads / moved
+        total += seconds
+    return total, falling

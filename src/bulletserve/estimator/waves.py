@@ -14,6 +14,13 @@ _MOST_SMALL_ROWS = 512  # above, tiles of fewer than 128 rows never win
 _SHARERS = (1, 4, 16)
 
 
+def same_tiles(m: int) -> int:
+    """The greatest count of rows that is cut into the same tiles as `m`: `wave_factor` is that of it, times its ratio
+    to m."""
+    tile_m = _LARGE[0][0] if m > _MOST_SMALL_ROWS else _SMALL[-1][0]
+    return -(-m // tile_m) * tile_m
+
+
 def wave_factor(m: int, n: int, sms: float, small_tile: float, split_loss: float) -> float:
     """Time of a product over m * n * k / (rate * sms): 1 where whole large tiles fill every wave, else more.
 

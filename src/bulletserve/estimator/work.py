@@ -1,26 +1,33 @@
 """A step's work as times on one SM: what forecasts of it on any share have in common.
 
-Knows nothing about shares, clocks or neighbours. Per operator, all its executions together: C seconds of arithmetic and
-S of loads on one SM, D seconds of the device's memory, each raised to the exponent with which `roofs` joins them.
+Knows nothing about shares, clocks or neighbours. Flops and bytes are linear in a step's counts, so a model is read off
+`core/operators` once, as what each operator costs a row, a token or a pair; a step is then a few products. Operators
+that are limited alike are one row: all products of the same rows (nearly the same flops a byte), all that is bytes
+only. Per row C seconds of arithmetic and S of loads on one SM, D seconds of the device's memory, each raised to the
+exponent with which `roofs` joins them.
 """
 
+from functools import lru_cache
 from typing import NamedTuple
 
-from bulletserve.core.operators import Operator, StepShape, operators
+from bulletserve.core.operators import Operator, StepShape, attended, operators
 from bulletserve.core.shapes import ModelShape
 from bulletserve.estimator.parameters import Parameters
+from bulletserve.estimator.waves import same_tiles
 
 Tiled = tuple[tuple[int, float], ...]
+"""Columns of each of some products of the same rows, and its share of their flops."""
 
 
 class WorkRow(NamedTuple):
-    """One operator or several alike: C^p, S^k, D^k. Of products `m` is their rows (0 where it is none) and `tiled`
-    each one's columns and share of C, over which the loss in waves is averaged."""
+    """One operator or several alike: C^p, S^k, D^k. Of products `top` is the greatest count of rows that is cut into
+    the same tiles as theirs (0: no product), `per_row` their own count to the power -p."""
 
     compute: float
     loads: float
     memory: float
-    m: int
+    top: int
+    per_row: float
     tiled: Tiled
 
 
@@ -39,43 +46,140 @@ class Work(NamedTuple):
     moved_s: float
 
 
-def work(constants: Parameters, shape: ModelShape, step: StepShape, dtype_bytes: int = 2) -> Work:
-    """What `step` of a model of `shape` is on a device with these constants."""
-    groups: dict[tuple[str, int], list[Operator]] = {}
-    flops = moved = 0
-    for each in operators(shape, step, dtype_bytes):
-        groups.setdefault(_group(each), []).append(each)
-        moved += each.bytes * each.count
-        flops += each.flops * each.count
-    rows = tuple(_row(constants, found) for found in groups.values())
-    launch_s, least_s = _launch(constants, step)
-    return Work(
-        rows=rows,
-        launch_s=launch_s,
-        least_s=least_s,
-        sm_j=flops * constants.flop_j,
-        memory_j=moved * constants.byte_j,
-        moved_s=moved / constants.device_bytes,
+class _Products(NamedTuple):
+    """Some products of the same rows: flops and activation bytes a row, bytes of weights."""
+
+    flops: int
+    row_bytes: int
+    weight_bytes: int
+    tiled: Tiled
+
+
+class _Attention(NamedTuple):
+    """Flops a (query, key) pair; bytes a query and a token whose K and V are read."""
+
+    flops: int
+    query_bytes: int
+    kv_bytes: int
+
+
+class _Counts(NamedTuple):
+    """A model: of one layer, and of norm, head and sampling behind the last."""
+
+    layer: _Products
+    head: _Products
+    prefill: _Attention
+    decode: _Attention
+    row_bytes: int
+    sampled_bytes: int
+
+
+_ONE_OF_EACH = StepShape(1, 1, 1, 1, 1, 1, 1)
+"""A prompt token, a decode row, one layer."""
+
+
+@lru_cache(maxsize=64)
+def _counts(shape: ModelShape, dtype_bytes: int) -> _Counts:
+    listed = operators(shape, _ONE_OF_EACH, dtype_bytes)
+    attention = {each.name: _Attention(each.flops, each.activation_bytes, each.kv_bytes) for each in listed}
+    rest = [each for each in listed if not each.flops]
+    tail = ("final_norm", "sampling")
+    return _Counts(
+        layer=_products([each for each in listed if each.m and each.name != "head"]),
+        head=_products([each for each in listed if each.name == "head"]),
+        prefill=attention["prefill_attention"],
+        decode=attention["decode_attention"],
+        row_bytes=sum(each.bytes * each.count for each in rest if each.name not in tail) // _ONE_OF_EACH.rows,
+        sampled_bytes=sum(each.bytes * each.count for each in rest if each.name in tail),
     )
 
 
-def _group(each: Operator) -> tuple[str, int]:
-    """Operators that are limited alike make one row: a layer's products, which have their rows in common and so nearly
-    the same flops a byte; all that is bytes only."""
-    if each.m:
-        return "products", each.m if each.count > 1 else -each.m
-    return (each.name if each.flops else "elementwise"), 0
+def _products(alike: list[Operator]) -> _Products:
+    flops = sum(each.flops for each in alike)
+    return _Products(
+        flops // alike[0].m,
+        sum(each.activation_bytes for each in alike) // alike[0].m,
+        sum(each.weight_bytes for each in alike),
+        tuple((each.n, each.flops / flops) for each in alike),
+    )
 
 
-def _row(constants: Parameters, alike: list[Operator]) -> WorkRow:
-    p, k, first = constants.overlap, constants.knee, alike[0]
-    flops = sum(each.flops * each.count for each in alike)
-    moved = sum(each.bytes * each.count for each in alike)
-    rate = constants.matmul_flops if first.m else constants.attention_flops
-    per_sm = constants.attention_bytes if first.name == "decode_attention" else constants.stream_bytes
-    tiled = tuple((each.n, each.flops * each.count / flops) for each in alike) if first.m else ()
-    powers = (flops / rate) ** p, (moved / per_sm) ** k, (moved / constants.device_bytes) ** k
-    return WorkRow(*powers, first.m, tiled)
+class ModelWork:
+    """The steps of one model on a device with given constants."""
+
+    def __init__(self, constants: Parameters, shape: ModelShape, dtype_bytes: int = 2) -> None:
+        self._constants, self._shape = constants, shape
+        self._counts = _counts(shape, dtype_bytes)
+        self.layer_tiled, self.head_tiled = self._counts.layer.tiled, self._counts.head.tiled
+        self.decode_tiled = _with_head(self._counts, shape.num_layers)
+        k = constants.knee
+        self._stream_to_device = (constants.stream_bytes / constants.device_bytes) ** k
+        self._attention_to_device = (constants.attention_bytes / constants.device_bytes) ** k
+
+    def of(self, step: StepShape) -> Work:
+        """What `step` is."""
+        counts, layers, rows, sampled = self._counts, step.layers, step.rows, step.sampled
+        layer, head = counts.layer, counts.head
+        flops, moved = layers * rows * layer.flops, layers * (layer.weight_bytes + rows * layer.row_bytes)
+        elementwise = layers * rows * counts.row_bytes + sampled * counts.sampled_bytes
+        tiled, work_rows = layer.tiled, []
+        total_flops, total_moved = 0, elementwise
+        if sampled:
+            head_flops, head_moved = sampled * head.flops, head.weight_bytes + sampled * head.row_bytes
+            if sampled == rows and not step.prefill_tokens:
+                whole = layers == self._shape.num_layers
+                tiled = self.decode_tiled if whole else _with_head(counts, layers)
+                flops, moved = flops + head_flops, moved + head_moved
+            else:
+                work_rows.append(self._product(head_flops, head_moved, sampled, head.tiled))
+                total_flops, total_moved = head_flops, total_moved + head_moved
+        total_flops, total_moved = total_flops + flops, total_moved + moved
+        if layers:
+            work_rows.append(self._product(flops, moved, rows, tiled))
+        pairs, context = attended(self._shape, step)
+        if layers and step.prefill_tokens:
+            one = counts.prefill
+            flops = layers * pairs * one.flops
+            moved = layers * (step.prefill_tokens * one.query_bytes + step.prefill_context * one.kv_bytes)
+            work_rows.append(self._attention(flops, moved, self._constants.stream_bytes, self._stream_to_device))
+            total_flops, total_moved = total_flops + flops, total_moved + moved
+        if layers and step.decode_rows:
+            one = counts.decode
+            flops = layers * context * one.flops
+            moved = layers * (step.decode_rows * one.query_bytes + context * one.kv_bytes)
+            work_rows.append(self._attention(flops, moved, self._constants.attention_bytes, self._attention_to_device))
+            total_flops, total_moved = total_flops + flops, total_moved + moved
+        loads = (elementwise / self._constants.stream_bytes) ** self._constants.knee
+        work_rows.append(WorkRow(0.0, loads, loads * self._stream_to_device, 0, 0.0, ()))
+        launch_s, least_s = _launch(self._constants, step)
+        return Work(
+            rows=tuple(work_rows),
+            launch_s=launch_s,
+            least_s=least_s,
+            sm_j=total_flops * self._constants.flop_j,
+            memory_j=total_moved * self._constants.byte_j,
+            moved_s=total_moved / self._constants.device_bytes,
+        )
+
+    def _product(self, flops: int, moved: int, rows: int, tiled: Tiled) -> WorkRow:
+        constants = self._constants
+        loads = (moved / constants.stream_bytes) ** constants.knee
+        compute = (flops / constants.matmul_flops) ** constants.overlap
+        return WorkRow(
+            compute, loads, loads * self._stream_to_device, same_tiles(rows), rows**-constants.overlap, tiled
+        )
+
+    def _attention(self, flops: int, moved: int, per_sm: float, to_device: float) -> WorkRow:
+        loads = (moved / per_sm) ** self._constants.knee
+        compute = (flops / self._constants.attention_flops) ** self._constants.overlap
+        return WorkRow(compute, loads, loads * to_device, 0, 0.0, ())
+
+
+def _with_head(counts: _Counts, layers: int) -> Tiled:
+    """The products of `layers` layers and the head as one, where all their rows are sampled."""
+    layer, head = counts.layer, counts.head
+    share = layers * layer.flops / (layers * layer.flops + head.flops)
+    return (*((n, part * share) for n, part in layer.tiled), (head.tiled[0][0], 1.0 - share))
 
 
 def _launch(constants: Parameters, step: StepShape) -> tuple[float, float]:
