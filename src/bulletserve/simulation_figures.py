@@ -11,6 +11,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from bulletserve.core.slo import Slo
 from bulletserve.figures import BLUE, GREEN, GREY, KIND_COLOURS, ORANGE, PURPLE, RED, SKY, STYLE, save_figure
@@ -31,9 +32,8 @@ def draw_all(
     """
     written: list[Path] = []
     with matplotlib.rc_context(STYLE):
-        makers = {"attainment": lambda: _attainment(runs, found), "latency": lambda: _latencies(runs, slo)}
-        for name, make in makers.items():
-            written.append(_finish(make(), folder, name, title, note))
+        written.append(_finish(_attainment(runs, found), folder, "attainment", title, note))
+        written.append(_finish(_latencies(runs, slo), folder, "latency", title, note))
         rate = max(one.rate for one in runs)
         shown = [one for one in runs if one.rate == rate and one.spans]
         if shown:
@@ -50,19 +50,21 @@ def _finish(figure: Figure, folder: Path, name: str, title: str, note: str) -> P
 def _attainment(runs: Sequence[ArmAtRate], found: Mapping[str, Found]) -> Figure:
     figure, axes = plt.subplots(figsize=(8.4, 4.6), layout="constrained")
     axes.axhline(100 * ATTAINED, color="0.75", linewidth=1)
+    least = 100.0 * ATTAINED
     policies = list(dict.fromkeys([*found, *(one.policy for one in runs)]))
     for (colour, marker), policy in zip(_cycle(len(policies)), policies, strict=True):
         points = {one.rate: one.attainment for one in runs if one.policy == policy}
         if policy in found:
             points |= {rate: float(flags.mean()) for rate, flags in found[policy].curve.items()}
         rates = sorted(points)
+        least = min(least, *(100 * points[rate] for rate in rates))
         label = policy
         if policy in found:
             goodput = found[policy].goodput
             label += f": {goodput.value:.2f} req/s"
             axes.plot([goodput.low, goodput.high], [100 * ATTAINED] * 2, color=colour, linewidth=5, alpha=0.35)
         axes.plot(rates, [100 * points[rate] for rate in rates], marker=marker, color=colour, markersize=5, label=label)
-    axes.set(xlabel="requests a second", ylabel="requests that met both targets, %", ylim=(0, 102))
+    axes.set(xlabel="requests a second", ylabel="requests that met both targets, %", ylim=(max(0, least - 5), 101))
     axes.legend(loc="lower left", fontsize=8)
     return figure
 
@@ -85,6 +87,9 @@ def _latencies(runs: Sequence[ArmAtRate], slo: Slo) -> Figure:
         if target_s is not None:
             panel.axvline(target_s * 1e3, color="0.6", linestyle="--", linewidth=1)
         panel.set(xlabel=f"{name}, ms (dashed: the target)" if target_s else f"{name}, ms", xscale="log")
+        panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        panel.xaxis.set_minor_formatter(NullFormatter())
+        panel.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     panels[0].set(ylabel=f"requests at {rate:g} req/s, %", ylim=(0, 102))
     panels[1].legend(loc="lower right", fontsize=8)
     return figure

@@ -67,9 +67,9 @@ def test_without_a_perturbation_it_is_the_calibration(tokens: int, before: int, 
         (decode(rows, context), 32, prefill(tokens, before), 100),
     ):
         beside = Sample(step, split, other, 1.0)
-        model_s = exact(card().parameters, 132, LLAMA_8B, beside, {}).seconds
+        model_s = exact(card().parameters, 132, LLAMA_8B, beside).seconds
         assert truth.beside_s(step, sms, other, other_sms) == pytest.approx(model_s, rel=0.01)
-        alone_s = exact(card().parameters, 132, LLAMA_8B, Sample(step, split, None, 1.0), {}).seconds
+        alone_s = exact(card().parameters, 132, LLAMA_8B, Sample(step, split, None, 1.0)).seconds
         assert truth.alone_s(step, sms) == pytest.approx(alone_s, rel=0.01)
 
 

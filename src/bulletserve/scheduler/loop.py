@@ -28,7 +28,8 @@ Observer = Callable[[float, Sequence[Event], Sequence[Plan]], None]
 class Loop:
     """Owns a state and drives it. All methods belong to one thread.
 
-    `observer` is called once a turn with the time, the events and the plans that were carried out. `unsettled`: the
+    `observer` is called once a turn with the time, the events and the plans that were carried out; it may be set before
+    the first turn. `unsettled`: the
     policy had more to add than one turn holds, so the next does not wait. Forecasts are those of the state's estimator.
 
     Raises `ConfigError` for a policy that needs forecasts where there are none.
@@ -56,7 +57,7 @@ class Loop:
         self._inbox = inbox
         self._clock = clock
         self._outlet = outlet
-        self._observer = observer
+        self.observer = observer
         self._turns = 0
         self._status_due_s = 0.0
         self._events: Iterator[Event] = iter(())
@@ -101,8 +102,8 @@ class Loop:
         if now_s >= self._status_due_s:
             self._status_due_s = now_s + STATUS_PERIOD_S
             self._outlet.report(state.status(now_s, self._turns))
-        if self._observer is not None:
-            self._observer(now_s, events, plans)
+        if self.observer is not None:
+            self.observer(now_s, events, plans)
 
     def _decide(self, now_s: float) -> Sequence[Plan]:
         plans: list[Plan] = []

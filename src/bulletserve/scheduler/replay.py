@@ -102,22 +102,23 @@ class Replay:
         for turn in turns:
             self._world.time_s = turn.now_s
             try:
-                yield from self._again(turn)
+                self._again(turn)
             except (BulletError, LookupError, ValueError, AssertionError) as error:
+                yield from self._judge.found
                 if isinstance(error, RecordError):
                     raise
                 why = f"{type(error).__name__}: {error}"
                 raise RecordError(
                     f"line {turn.line}: this cannot have followed what comes before it ({why})"
                 ) from error
+            yield from self._judge.found
 
-    def _again(self, turn: Turn) -> Sequence[Difference]:
+    def _again(self, turn: Turn) -> None:
         self.turns += 1
         self._judge.begin(turn)
         self._loop.handle(turn.events)
         if self._judge.left:
             raise RecordError(f"line {turn.line}: it has plans for which nobody was asked")
-        return self._judge.found
 
 
 class _Judge:

@@ -22,7 +22,7 @@ from bulletserve.estimator.calibration import Calibration
 from bulletserve.estimator.estimator import forecast, forecast_pair
 from bulletserve.estimator.parameters import BOUNDS, Parameters
 from bulletserve.estimator.roofs import Roofs, WaveMemo, roofs
-from bulletserve.estimator.work import Work, work
+from bulletserve.estimator.work import ModelWork, Work
 
 DECODE_PART_OF_CONTESTED = 0.2
 """Share of the SMs that both lanes ask for which decode gets."""
@@ -92,9 +92,9 @@ class ModelTruth:
         decode: float = 1.0,
     ) -> None:
         self.total_sms = total_sms
-        self._constants, self._shape, self._dtype_bytes = constants, shape, dtype_bytes
+        self._constants, self._model = constants, ModelWork(constants, shape, dtype_bytes)
         self._factors: dict[Kind, float] = {"prefill": prefill, "decode": decode, "mixed": sqrt(prefill * decode)}
-        self._waves: WaveMemo = {}
+        self._waves = WaveMemo(constants)
         self._work: dict[_Counts, Work] = {}
         self._alone: dict[tuple[_Counts, float], float] = {}
         self._beside: dict[tuple[_Counts, float, _Counts, float], tuple[float, float]] = {}
@@ -146,14 +146,14 @@ class ModelTruth:
     def _roofs(self, counts: _Counts, sms: float) -> Roofs:
         found = self._work.get(counts)
         if found is None:
-            found = self._work[counts] = work(self._constants, self._shape, StepShape(*counts), self._dtype_bytes)
+            found = self._work[counts] = self._model.of(StepShape(*counts))
         return roofs(self._constants, found, sms, self.total_sms, self._waves)
 
     def _forget(self) -> None:
         """Keeps memory bounded; what was forgotten comes out the same again."""
         if len(self._beside) + len(self._alone) >= _MOST_REMEMBERED:
-            for memo in (self._alone, self._beside, self._work, self._waves):
-                memo.clear()
+            self._alone, self._beside, self._work = {}, {}, {}
+            self._waves = WaveMemo(self._constants)
 
 
 def effective_sms(decode_sms: float, prefill_sms: float, total_sms: int) -> tuple[float, float]:

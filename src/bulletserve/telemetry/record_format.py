@@ -96,15 +96,11 @@ class Record:
             self._file: BufferedReader = path.open("rb")
         except OSError as error:
             raise RecordError(f"{path} cannot be read: {error.strerror or error}") from None
-        first = next(self._bodies(), None)
-        if first is None:
+        try:
+            self.header = self._read_header()
+        except RecordError:
             self.close()
-            raise RecordError(f"{path} is empty: it is no record of a run")
-        header = self._decoded(first, dict[str, Any])
-        if header.get("format") != FORMAT:
-            self.close()
-            raise RecordError(f"{path} is a record of format {header.get('format')}, this version reads {FORMAT}")
-        self.header = header
+            raise
 
     def __enter__(self) -> "Record":
         return self
@@ -115,6 +111,15 @@ class Record:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+    def _read_header(self) -> dict[str, Any]:
+        first = next(self._bodies(), None)
+        if first is None:
+            raise RecordError(f"{self.path} is empty: it is no record of a run")
+        header: dict[str, Any] = self._decoded(first, dict[str, Any])
+        if header.get("format") != FORMAT:
+            raise RecordError(f"{self.path}, of format {header.get('format')}: this version reads {FORMAT}")
+        return header
 
     def turns(self) -> Iterator[Turn]:
         """The turns that are left."""

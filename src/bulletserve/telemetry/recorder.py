@@ -8,6 +8,7 @@ with a warning and without any effect on serving, because a record with holes wo
 import logging
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, BinaryIO
@@ -41,12 +42,15 @@ class Recorder:
         self._queue: SimpleQueue[_Item | None] = SimpleQueue()
         self._given = self._written = 0  # tokens; each counted by one thread only
         self._lines = LineWriter()
-        try:
-            self._file: BinaryIO = path.open("wb")
-            self._file.write(self._lines.header(header))
-            self._file.flush()
-        except OSError as error:
-            raise ConfigError(f"a record cannot be written to {path}: {error.strerror or error}") from None
+        with ExitStack() as undo:
+            try:
+                self._file: BinaryIO = path.open("wb")
+                undo.callback(_give_up, self._file)
+                self._file.write(self._lines.header(header))
+                self._file.flush()
+            except OSError as error:
+                raise ConfigError(f"a record cannot be written to {path}: {error.strerror or error}") from None
+            undo.pop_all()
         self._thread = threading.Thread(target=self._write_all, name="recorder", daemon=True)
         self._thread.start()
 
@@ -67,9 +71,10 @@ class Recorder:
         try:
             if not self.stopped:
                 self._file.write(self._lines.end())
-            self._file.close()
+                self._file.flush()
         except OSError as error:
             self._stop(error.strerror or str(error))
+        _give_up(self._file)
 
     def _write_all(self) -> None:
         while (item := self._queue.get()) is not None:
@@ -89,6 +94,12 @@ class Recorder:
         if not self.stopped:
             self.stopped = why
             _log.warning("recording to %s has ended: %s; serving goes on", self.path, why)
+
+
+def _give_up(file: BinaryIO) -> None:
+    """Close a file whether or not what is left of it can be written."""
+    with suppress(OSError):
+        file.close()
 
 
 def _tokens(events: Sequence[Event]) -> int:
