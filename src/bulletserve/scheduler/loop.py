@@ -29,8 +29,8 @@ class Loop:
     """Owns a state and drives it. All methods belong to one thread.
 
     `observer` is called once a turn with the time, the events and the plans that were carried out; it may be set before
-    the first turn. `unsettled`: the
-    policy had more to add than one turn holds, so the next does not wait. Forecasts are those of the state's estimator.
+    the first turn. `turns`: how many so far. `unsettled`: the policy had more to add than one turn holds, so the next
+    does not wait. Forecasts are those of the state's estimator.
 
     Raises `ConfigError` for a policy that needs forecasts where there are none.
     """
@@ -58,7 +58,7 @@ class Loop:
         self._clock = clock
         self._outlet = outlet
         self.observer = observer
-        self._turns = 0
+        self.turns = 0
         self._status_due_s = 0.0
         self._events: Iterator[Event] = iter(())
         self.unsettled = False
@@ -98,10 +98,10 @@ class Loop:
             state.apply(event, now_s)
         plans = () if state.stopped or state.fault else self._decide(now_s)
         self._tell(now_s)
-        self._turns += 1
+        self.turns += 1
         if now_s >= self._status_due_s:
             self._status_due_s = now_s + STATUS_PERIOD_S
-            self._outlet.report(state.status(now_s, self._turns))
+            self._outlet.report(state.status(now_s, self.turns))
         if self.observer is not None:
             self.observer(now_s, events, plans)
 
