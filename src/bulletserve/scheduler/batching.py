@@ -3,10 +3,18 @@
 Knows nothing about partitions or targets. Each is a pure function of the snapshot.
 """
 
+from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from bulletserve.core.plan import DecodeStep, PrefillGroup
-from bulletserve.core.snapshot import MAX_BATCH_PROMPTS, MAX_BATCH_TOKENS, MAX_RANGE_TOKENS, Snapshot
+from bulletserve.core.snapshot import (
+    MAX_BATCH_PROMPTS,
+    MAX_BATCH_TOKENS,
+    MAX_RANGE_TOKENS,
+    AdmittedEntry,
+    Snapshot,
+    WaitingEntry,
+)
 
 OVERTAKE_S = 2.0
 """How long smaller requests may pass one that does not fit; after that the queue waits for it."""
@@ -14,7 +22,9 @@ OVERTAKE_S = 2.0
 TokenRanges = tuple[tuple[int, int], ...]
 
 
-def admissions(snapshot: Snapshot, tokens: int) -> tuple[int, ...]:
+def admissions(
+    snapshot: Snapshot, tokens: int, entries: Iterable[WaitingEntry] | None = None
+) -> tuple[int, ...]:
     """Waiting requests worth about `tokens` tokens, at least one, whose prompts fit in the free blocks.
 
     A block per running request stays free, so that those who run are not preempted by those who come. A request
@@ -23,7 +33,7 @@ def admissions(snapshot: Snapshot, tokens: int) -> tuple[int, ...]:
     running = snapshot.decode_rows + snapshot.prefilling_rows
     free = snapshot.free_blocks - running
     chosen: list[int] = []
-    for entry in chain(snapshot.waiting, snapshot.late):
+    for entry in chain(snapshot.waiting, snapshot.late) if entries is None else entries:
         if len(chosen) >= snapshot.free_seats or tokens <= 0:
             break
         if entry.prompt_blocks <= free:
@@ -40,12 +50,14 @@ def admissions(snapshot: Snapshot, tokens: int) -> tuple[int, ...]:
     return tuple(chosen)
 
 
-def prompt_ranges(snapshot: Snapshot, tokens: int) -> tuple[tuple[int, ...], TokenRanges]:
+def prompt_ranges(
+    snapshot: Snapshot, tokens: int, entries: Sequence[AdmittedEntry] | None = None
+) -> tuple[tuple[int, ...], TokenRanges]:
     """The next ranges of admitted prompts, oldest first, together at most `tokens` tokens and no more than may be."""
     requests: list[int] = []
     ranges: list[tuple[int, int]] = []
     tokens = min(tokens, MAX_BATCH_TOKENS)
-    for entry in snapshot.admitted[:MAX_BATCH_PROMPTS]:
+    for entry in (snapshot.admitted if entries is None else entries)[:MAX_BATCH_PROMPTS]:
         if tokens <= 0:
             break
         start = entry.computed_tokens
@@ -61,7 +73,14 @@ def admitted_tokens(snapshot: Snapshot) -> int:
     return sum(entry.prompt_tokens - entry.computed_tokens for entry in snapshot.admitted)
 
 
-def next_group(snapshot: Snapshot, tokens: int, sms: int, *, whole: bool = False) -> PrefillGroup | None:
+def next_group(
+    snapshot: Snapshot,
+    tokens: int,
+    sms: int,
+    *,
+    whole: bool = False,
+    entries: Sequence[AdmittedEntry] | None = None,
+) -> PrefillGroup | None:
     """The next layer group: of the batch under way, else of a new batch of at most `tokens` tokens.
 
     A group's layers are chosen so that tokens times layers come near the device's group size; `whole`, or a batch small
@@ -72,7 +91,7 @@ def next_group(snapshot: Snapshot, tokens: int, sms: int, *, whole: bool = False
         batch = snapshot.prefill
         requests, ranges, first = batch.requests, batch.token_ranges, batch.next_layer
     else:
-        requests, ranges = prompt_ranges(snapshot, tokens)
+        requests, ranges = prompt_ranges(snapshot, tokens, entries)
         first = 0
         if not requests:
             return None

@@ -8,18 +8,19 @@ same object until somebody joins or leaves.
   residue.
 - A row is full after as many steps as it has tokens to go: `_full_at`.
 - A row that has g tokens owes its next one at first_token + g * tpot. With n the steps taken so far,
-  `first_token + (g - n) * tpot` never changes after it joins: the most pressed row is the top of a heap.
+  `first_token + (g - n) * tpot` never changes once its first token is told: the most pressed row is the first of a
+  sorted list. Rows too far behind to catch up are passed over, so that they do not hold back all others.
 """
 
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Collection
-from heapq import heapify, heappop, heappush
 
 from bulletserve.core.slo import NO_DEADLINE_S, Slo
 from bulletserve.core.snapshot import ClassLoad
 from bulletserve.scheduler.job import Job
 
-_HEAP_SLACK = 64
-"""Entries of rows that have left, beyond as many as there are rows, before a heap is cleaned."""
+LOST_TOKENS = 16
+"""A row that is so many tokens behind its target is not waited for: its class's slack is that of the others."""
 
 
 class _SloClass:
@@ -27,7 +28,7 @@ class _SloClass:
         self.slo = slo
         self.rows = 0
         self.tokens = 0
-        self.heap: list[tuple[float, int]] = []
+        self.slacks: list[tuple[float, int]] = []
 
 
 class DecodeSet:
@@ -108,10 +109,15 @@ class DecodeSet:
             first_s = now_s if job.first_token_s is None else job.first_token_s
             generated = job.kv_tokens + 1 - job.prompt_tokens
             job.slack_key_s = first_s + (generated - self._steps) * slo.tpot_s
-            heappush(slo_class.heap, (job.slack_key_s, job.id))
-            if len(slo_class.heap) > 2 * slo_class.rows + _HEAP_SLACK:
-                slo_class.heap = [entry for entry in slo_class.heap if self._is_live(entry)]
-                heapify(slo_class.heap)
+            insort(slo_class.slacks, (job.slack_key_s, job.id))
+
+    def spoke(self, job: Job, joined_s: float, now_s: float) -> None:
+        """A row that joined at `joined_s`, before its first token was told, told it now: that is what counts."""
+        slo_class = self._classes[job.request.slo]
+        if slo_class.slo.tpot_s is not None:
+            self._forget_slack(slo_class, job)
+            job.slack_key_s += now_s - joined_s
+            insort(slo_class.slacks, (job.slack_key_s, job.id))
 
     def leave(self, job: Job) -> None:
         """Take a row out."""
@@ -128,6 +134,8 @@ class DecodeSet:
         slo_class.rows -= 1
         slo_class.tokens -= job.kv_tokens
         self.tokens -= job.kv_tokens
+        if slo_class.slo.tpot_s is not None:
+            self._forget_slack(slo_class, job)
         if not slo_class.rows:
             del self._classes[slo_class.slo]
 
@@ -160,17 +168,15 @@ class DecodeSet:
         )
 
     def _least_slack_s(self, slo_class: _SloClass, now_s: float) -> float:
-        heap, tpot_s = slo_class.heap, slo_class.slo.tpot_s
-        while heap and tpot_s is not None:
-            if self._is_live(heap[0]):
-                return heap[0][0] + self._steps * tpot_s - now_s
-            heappop(heap)
-        return NO_DEADLINE_S
+        tpot_s, slacks = slo_class.slo.tpot_s, slo_class.slacks
+        if tpot_s is None:
+            return NO_DEADLINE_S
+        since_s = self._steps * tpot_s - now_s
+        first = bisect_right(slacks, (-since_s - LOST_TOKENS * tpot_s, -1))
+        return slacks[first][0] + since_s if first < len(slacks) else NO_DEADLINE_S
 
-    def _is_live(self, entry: tuple[float, int]) -> bool:
-        key_s, request_id = entry
-        job = self._jobs.get(request_id)
-        return job is not None and job.slack_key_s == key_s
+    def _forget_slack(self, slo_class: _SloClass, job: Job) -> None:
+        del slo_class.slacks[bisect_left(slo_class.slacks, (job.slack_key_s, job.id))]
 
     def _due_of(self, job: Job) -> dict[int, Job]:
         return self._due[(job.joined_at - job.kv_tokens) % self._block_size]

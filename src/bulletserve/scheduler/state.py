@@ -32,6 +32,9 @@ from bulletserve.telemetry.lanes import LaneTimes
 NAMING_STEPS = 64
 """A row names the blocks it has filled every so many steps, each seat in its turn, and when it ends."""
 
+ANSWERS_REMEMBERED = 100
+"""The mean length of answers is about that of so many."""
+
 
 class State:
     """Requests, seats and blocks of one engine. Owned by the loop's thread.
@@ -67,6 +70,8 @@ class State:
         self._last_rows_step = -1
         self._lane_queues = LaneQueues(limits)
         self._outbox = Outbox()
+        self._answers = 0
+        self._answer_tokens = 0.0
 
     @property
     def is_idle(self) -> bool:
@@ -150,7 +155,7 @@ class State:
                 stopped.append((job, token))
         self._outbox.tell(step.drawn_ids, tokens, step.void)
         for job in step.firsts:
-            self._speak(job, now_s)
+            self._speak(job, step.started_s, now_s)
         for job, token in stopped:
             self._settle(job, len(job.tokens) - 1)
             self._end(job, FinishReason.STOP, stop_id=token)
@@ -165,11 +170,13 @@ class State:
             if job.speaking:
                 self._settle(job, len(job.tokens) - 1)
 
-    def _speak(self, job: Job, now_s: float) -> None:
+    def _speak(self, job: Job, started_s: float, now_s: float) -> None:
         """A prompt is computed, and the token after it is known."""
         job.speaking = True
         if job.first_token_s is None and not job.ended:
             job.first_token_s = now_s
+            if job in self._decoding:
+                self._decoding.spoke(job, started_s, now_s)
             self._outbox.firsts.append((job.id, min(job.cached, job.prompt_tokens)))
 
     def _settle(self, job: Job, tokens: int) -> None:
@@ -194,6 +201,10 @@ class State:
             job.ended = True
             self._outbox.finished.append(Finished(job.id, reason, stop_id, message, retry_after_s))
             del self._jobs[job.id]
+            if reason in (FinishReason.STOP, FinishReason.LENGTH):
+                self._answers += 1
+                surprise = len(job.tokens) - job.prompt_tokens - self._answer_tokens
+                self._answer_tokens += surprise / min(self._answers, ANSWERS_REMEMBERED)
             self._withdraw(job)
             if job.last_step in self._steps:
                 for step in self._steps.values():
@@ -368,6 +379,7 @@ class State:
             prefill_lane=self._lane_queues.states[Lane.PREFILL],
             decode_lane=self._lane_queues.states[Lane.DECODE],
             correction=self.correction,
+            answer_tokens=self._answer_tokens,
         )
 
     def take_output(self, now_s: float) -> Output | None:

@@ -12,6 +12,7 @@ from bulletserve.core.errors import ConfigError
 from bulletserve.scheduler.policy import Policy
 
 POLICIES = {
+    "bullet": "bulletserve.scheduler.policies.bullet:Bullet",
     "time_sliced": "bulletserve.scheduler.policies.time_sliced:TimeSliced",
     "chunked_prefill": "bulletserve.scheduler.policies.chunked_prefill:ChunkedPrefill",
     "static_split": "bulletserve.scheduler.policies.static_split:StaticSplit",

@@ -1,0 +1,91 @@
+"""The forecasts of one decision, corrected, and what they say about the steps under way.
+
+Knows nothing about what is better. Seconds from now; a lane's share is what a step on it would get.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from bulletserve.core.operators import StepShape
+from bulletserve.core.partition import Partition
+from bulletserve.core.snapshot import LaneState, Snapshot, StepUnderWay
+from bulletserve.scheduler.policy import Forecaster
+
+Prompts = Sequence[tuple[int, int]]
+"""(new tokens, tokens before them) of each prompt."""
+
+
+class Outlook:
+    """What the steps that a snapshot allows would take."""
+
+    def __init__(self, snapshot: Snapshot, estimator: Forecaster) -> None:
+        self._snapshot, self._estimator = snapshot, estimator
+        self.total_sms = snapshot.limits.lattice.total_sms
+        self._layers = snapshot.limits.num_layers
+        self.whole = Partition(self.total_sms, self.total_sms)
+
+    def seconds(self, shape: StepShape, partition: Partition, beside: StepShape | None = None) -> float:
+        """How long a step takes on its lane's share, by itself or beside another."""
+        found = self._estimator.predict(shape, partition, beside)
+        return found.seconds * self._snapshot.correction.of(shape.kind)
+
+    @cached_property
+    def decode(self) -> StepShape:
+        """The next decode step. There must be rows."""
+        rows = self._snapshot.decode_rows
+        return StepShape.decode(rows, self._snapshot.decode_tokens + rows, self._layers)
+
+    @cached_property
+    def decode_alone_s(self) -> float:
+        """The next decode step on the whole device."""
+        return self.seconds(self.decode, self.whole)
+
+    def prefill(self, prompts: Prompts) -> StepShape:
+        """A prefill batch over all layers, of prompts that end with it."""
+        return StepShape.prefill(prompts, self._layers, len(prompts))
+
+    def mixed_s(self, prompts: Prompts) -> float:
+        """A mixed step of these prompts and the decode rows."""
+        decode = self.decode
+        shape = StepShape.mixed(
+            prompts, decode.decode_rows, decode.decode_context, self._layers, decode.decode_rows + len(prompts)
+        )
+        return self.seconds(shape, self.whole)
+
+    @cached_property
+    def token_s(self) -> float:
+        """A prompt token in a batch that keeps the whole device busy."""
+        tokens = self._snapshot.limits.batch_tokens
+        return self.seconds(self.prefill([(tokens, 0)]), self.whole) / tokens
+
+    @cached_property
+    def prefill_left_s(self) -> float:
+        """Until the prefill lane has run what it has."""
+        return self._left_s(self._snapshot.prefill_lane, self._snapshot.decode_lane)
+
+    @cached_property
+    def decode_left_s(self) -> float:
+        """Until the decode lane has run what it has."""
+        return self._left_s(self._snapshot.decode_lane, self._snapshot.prefill_lane)
+
+    @property
+    def both_left_s(self) -> float:
+        """Until a step on the whole device could begin."""
+        return max(self.prefill_left_s, self.decode_left_s)
+
+    def _left_s(self, lane: LaneState, other: LaneState) -> float:
+        if not lane.steps:
+            return 0.0
+        beside = other.steps[0] if other.steps else None
+        first, *others = [self._under_way_s(step, beside) for step in lane.steps]
+        return max(0.0, first - (self._snapshot.now_s - lane.steps[0].since_s)) + sum(others)
+
+    def _under_way_s(self, step: StepUnderWay, beside: StepUnderWay | None) -> float:
+        shape, sms = step.shape, step.sms
+        total = self.total_sms
+        if beside is None or shape.kind == beside.shape.kind or sms == total or beside.sms == total:
+            return self.seconds(shape, Partition(sms, sms))
+        if shape.kind == "mixed" or beside.shape.kind == "mixed":
+            return self.seconds(shape, Partition(sms, sms))
+        partition = Partition(sms, beside.sms) if shape.kind == "prefill" else Partition(beside.sms, sms)
+        return self.seconds(shape, partition, beside.shape)
