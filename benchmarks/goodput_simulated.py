@@ -9,12 +9,13 @@ it has changed. The document goes to benchmarks/results/<name>.json, the table t
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from itertools import product
-from multiprocessing import Pool
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -27,25 +28,15 @@ from bulletserve.scheduler.policies import POLICIES, make_policy
 from bulletserve.simulator.engine import limits_of
 from bulletserve.simulator.experiment import Setup, ignores_targets, scored_answers
 from bulletserve.simulator.goodput_search import place_of, rate_at, search
-from bulletserve.telemetry.goodput import (
-    BUDGETS,
-    Curve,
-    Met,
-    estimate,
-    geometric_mean,
-    met,
-    ratio,
-    tiers_of,
-)
+from bulletserve.telemetry.goodput import Curve, Met, met, tiers_of
 from bulletserve.telemetry.latency import Answer
 from bulletserve.workload.request_list import read_request_list
+from goodput_report import BEST, CHUNKED, Cell, Options, report
 from record import record
 
 HERE = Path(__file__).parent
 WORKLOADS = ("azure-code", "azure-conv", "arxiv-sum", "long-context")
-CHUNKED = tuple(f"chunked_prefill:budget={budget}" for budget in BUDGETS)
-DEFAULT = (*CHUNKED, "time_sliced", "static_split")
-BEST = "chunked_prefill (best budget)"
+OTHERS = ("time_sliced", "static_split", "bullet")
 
 
 @dataclass(frozen=True)
@@ -97,14 +88,14 @@ def all_curves(jobs: Sequence[Job], path: Path, processes: int) -> Curves:
     """What `path` holds, completed by what is missing."""
     have = dict(_read(path))
     missing = [job for job in jobs if any(job.key(tier.name) not in have for tier in tiers_of(Path(job.workload).stem))]
-    with Pool(processes) as pool, path.open("a") as file:
+    with get_context("spawn").Pool(processes) as pool, path.open("a") as file:
         for number, found in enumerate(pool.imap_unordered(curves_of, missing), 1):
             for key, curve in found:
                 have[key] = curve
                 packed = {rate: np.packbits(flags).tobytes().hex() for rate, flags in curve.items()}
                 file.write(json.dumps({"key": key, "count": len(next(iter(curve.values()))), "curve": packed}) + "\n")
             file.flush()
-            print(f"{number} of {len(missing)}", end="\r", flush=True)
+            print(f"{number} of {len(missing)}", end="\r", file=sys.stderr, flush=True)
     return have
 
 
@@ -137,44 +128,17 @@ def _fingerprint(policy: str, *files: str) -> str:
     return digest.hexdigest()[:12]
 
 
-def report(arms: Sequence[str], jobs: Sequence[Job], curves: Curves, base: str) -> dict[str, float]:
-    """Print the table; every figure of it."""
-    cells = {(Path(j.workload).stem, tier.name) for j in jobs for tier in tiers_of(Path(j.workload).stem)}
-    metrics: dict[str, float] = {}
-    ratios: dict[str, list[float]] = {arm: [] for arm in arms}
-    for workload, tier in sorted(
-        cells, key=lambda cell: (WORKLOADS.index(cell[0]), ("loose", "middle", "tight").index(cell[1]))
-    ):
-        of_arm: dict[str, list[Curve]] = {}
-        for arm in arms:
-            mine = [j for j in jobs if j.policy == arm and Path(j.workload).stem == workload]
-            of_arm[arm] = [curves[job.key(tier)] for job in sorted(mine, key=lambda job: job.seed)]
-        values = {arm: estimate(found) for arm, found in of_arm.items()}
-        budgets = [arm for arm in arms if arm in CHUNKED]
-        best = max(budgets, key=lambda arm: values[arm].value) if budgets else base
-        reference = best if base == BEST else base
-        print(f"\n{workload} {tier}" + (f"   ({best} is the best budget)" if budgets else ""))
-        for arm in arms:
-            against = ratio(of_arm[arm], of_arm[reference])
-            if against is not None:
-                ratios[arm].append(against.value)
-            key = f"goodput_{workload}_{tier}_{_plain(arm)}".replace("-", "_")
-            metrics |= {
-                f"{key}_req_s": values[arm].value,
-                f"{key}_low_req_s": values[arm].low,
-                f"{key}_high_req_s": values[arm].high,
-            }
-            print(f"  {arm:44} {values[arm].describe():26} {'-' if against is None else against.describe()} x")
-    print(f"\ngeometric mean of the ratios to {base}, each capped at 3:")
-    for arm in arms:
-        mean = geometric_mean(ratios[arm])
-        metrics[f"mean_ratio_{_plain(arm)}_x"] = mean
-        print(f"  {arm:44} {mean:.3f} over {len(ratios[arm])} cells")
-    return metrics
-
-
-def _plain(arm: str) -> str:
-    return "".join(letter if letter.isalnum() else "_" for letter in arm)
+def by_cell(jobs: Sequence[Job], curves: Curves) -> dict[Cell, dict[str, list[Curve]]]:
+    """The curves of each cell and arm, seeds in order; cells and arms in the order of the jobs."""
+    found: dict[Cell, dict[str, list[Curve]]] = {}
+    for workload in dict.fromkeys(job.workload for job in jobs):
+        mine = sorted((job for job in jobs if job.workload == workload), key=lambda job: job.seed)
+        name = Path(workload).stem
+        for tier in tiers_of(name):
+            arms = found.setdefault((name, tier.name), {})
+            for job in mine:
+                arms.setdefault(job.policy, []).append(curves[job.key(tier.name)])
+    return found
 
 
 def main() -> None:
@@ -183,19 +147,19 @@ def main() -> None:
     parser.add_argument("--calibration", type=Path, default=HERE / "h200_llama8b.calibration.json")
     parser.add_argument("--workloads", type=Path, default=HERE.parent.parent / "shared" / "workloads")
     parser.add_argument("--only", nargs="+", choices=WORKLOADS, default=WORKLOADS)
-    parser.add_argument(
-        "--policy", action="append", help="may be repeated; all of chunked_prefill's budgets and the others by default"
-    )
+    parser.add_argument("--policy", action="append", help="may be repeated; budgets are added by default")
     parser.add_argument("--base", default=BEST, help="the arm that ratios are to")
+    parser.add_argument("--ours", default="bullet", help="the arm to compare with the best other one")
+    parser.add_argument("--best-by-cell", action="store_true", help="choose the budget per cell, not per workload")
     parser.add_argument("--seeds", type=int, default=1, help="seeds 0 to N - 1, of arrivals and of the device")
     parser.add_argument("--perturb", type=float, default=0.1, help="share by which the truth may differ, each constant")
     parser.add_argument("--runs", type=Path, default=Path("goodput_runs.jsonl"))
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--name", default="goodput_simulated", help="of the document in benchmarks/results")
     options = parser.parse_args()
-    arms = list(dict.fromkeys(options.policy or DEFAULT))
+    arms = list(dict.fromkeys(options.policy or OTHERS))
     if options.base == BEST:
-        arms = [*(arm for arm in CHUNKED if arm not in arms), *arms]
+        arms = [*CHUNKED, *(arm for arm in arms if arm not in CHUNKED)]
     jobs = [
         Job(str(options.calibration), str(options.workloads / f"{workload}.jsonl"), arm, seed, options.perturb)
         for seed, workload, arm in product(range(options.seeds), options.only, arms)
@@ -203,7 +167,8 @@ def main() -> None:
     curves = all_curves(jobs, options.runs, options.jobs)
     print(f"truth within {options.perturb:.0%} of each constant, seeds 0 to {options.seeds - 1}; goodput in req/s, "
           f"95 % intervals; ratios to {options.base}")  # fmt: skip
-    print("wrote", record(options.name, report(arms, jobs, curves, options.base)))
+    metrics = report(by_cell(jobs, curves), Options(options.base, options.ours, options.best_by_cell))
+    print("wrote", record(options.name, metrics))
 
 
 if __name__ == "__main__":
