@@ -17,6 +17,7 @@ from bulletserve.core.errors import BulletError, RecordError
 from bulletserve.core.events import Event, Output, Status
 from bulletserve.core.launch import Launch
 from bulletserve.core.plan import Plan
+from bulletserve.core.ports import Outlet
 from bulletserve.core.shapes import ModelShape
 from bulletserve.core.snapshot import Limits, Snapshot
 from bulletserve.estimator.calibration import Calibration
@@ -80,9 +81,12 @@ class Difference(NamedTuple):
 
 
 class Replay:
-    """Decides a run again. `policy` None: as recorded. `turns`, `decisions`: how many so far."""
+    """Decides a run again. `policy` None: as recorded. `turns`, `decisions`: how many so far.
 
-    def __init__(self, engine: RecordedEngine, policy: str | None = None) -> None:
+    `outlet` hears again what the requests' owners heard, at the recorded times.
+    """
+
+    def __init__(self, engine: RecordedEngine, policy: str | None = None, outlet: Outlet | None = None) -> None:
         recorded = make_policy(engine.policy)
         limits = engine.limits
         ledger = KvLedger(limits.total_blocks + 1, limits.block_size, engine.caching)
@@ -90,7 +94,7 @@ class Replay:
         self.turns = 0
         self._judge = _Judge(recorded if policy is None else make_policy(policy), recorded.rules)
         self._world = _World(limits)
-        self._loop = Loop(state, self._judge, self._world, self._world, self._world, self._world)
+        self._loop = Loop(state, self._judge, self._world, self._world, self._world, outlet or self._world)
 
     @property
     def decisions(self) -> int:
