@@ -356,6 +356,6 @@ def test_defaults_of_the_checkpoint_that_are_not_applied_are_said(
     served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
     defaults = GenerationDefaults(min_p=0.0, repetition_penalty=1.05)
-    PromptMaker(served.codec, served.server.open_requests, defaults=defaults, slo=Slo()).close()
+    PromptMaker(served.codec, served.server.open_requests, defaults=defaults, classes={"default": Slo()}).close()
     assert "repetition_penalty=1.05" in caplog.text
     assert "min_p" not in caplog.text

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Engine flags, server flags, policy and targets."""
     add_engine_arguments(parser)
     group = parser.add_argument_group("scheduling")
-    group.add_argument("--policy", default="static_split", help="time_sliced, chunked_prefill or static_split")
+    group.add_argument("--policy", default="static_split", help="time_sliced, chunked_prefill, static_split or bullet")
     group.add_argument("--ttft-slo-ms", type=float, help="target for the time to the first token")
     group.add_argument("--tpot-slo-ms", type=float, help="target for the mean time per token after the first")
     group.add_argument(
@@ -42,6 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="write every decision down for bullet replay; holds the tokens of prompts and answers",
+    )
+    group.add_argument(
+        "--slo-class",
+        action="append",
+        default=[],
+        metavar="NAME:TARGETS",
+        help="a class that requests may ask for, such as chat:ttft_ms=300,tpot_ms=20; may be repeated",
     )
     group = parser.add_argument_group("server")
     group.add_argument("--host", default="127.0.0.1")
@@ -69,6 +76,7 @@ def run(options: argparse.Namespace) -> int:
         port=options.port,
         api_keys=tuple(options.api_key),
         slo=config.slo,
+        slo_classes=tuple(options.slo_class),
     )
     _check_names(options)
     listener = bind(settings.host, settings.port)

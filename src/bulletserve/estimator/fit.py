@@ -56,6 +56,7 @@ class DeviceFacts:
     power_cap_w: float | None
     top_clock_mhz: float
     graph_tokens: int = 512
+    dtype: str = ""
     source: str = "measured"
     driver: str = ""
     torch: str = ""
@@ -97,7 +98,9 @@ def fit(
         found = problem.solve(samples, found, names + list(_CONTENTION), 40).constants
     else:
         found = problem.solve(alone, found, names, 40).constants
-    origin = Provenance(device.source, device.driver, device.torch, device.commit, device.date, len(samples), shape)
+    origin = Provenance(
+        device.source, device.driver, device.torch, device.commit, device.date, len(samples), shape, device.dtype
+    )
     residuals = tuple(log(problem.seconds(found, sample) / sample.seconds) for sample in samples)
     return FitResult(Calibration(device.name, device.total_sms, found, origin), residuals)
 

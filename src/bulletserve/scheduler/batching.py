@@ -22,9 +22,7 @@ OVERTAKE_S = 2.0
 TokenRanges = tuple[tuple[int, int], ...]
 
 
-def admissions(
-    snapshot: Snapshot, tokens: int, entries: Iterable[WaitingEntry] | None = None
-) -> tuple[int, ...]:
+def admissions(snapshot: Snapshot, tokens: int, entries: Iterable[WaitingEntry] | None = None) -> tuple[int, ...]:
     """Waiting requests worth about `tokens` tokens, at least one, whose prompts fit in the free blocks.
 
     A block per running request stays free, so that those who run are not preempted by those who come. A request

@@ -9,7 +9,7 @@ blocks are freed only when that step has run too.
 from collections.abc import Callable, Iterable, Sequence
 from heapq import nlargest
 
-from bulletserve.core.correction import Correction
+from bulletserve.core.correction import NO_ERRORS, Correction
 from bulletserve.core.events import Aborted, Arrived, CacheReset, Event, Output, Status, StepDone, Stop
 from bulletserve.core.launch import Launch, PromptPart, Seat
 from bulletserve.core.plan import DecodeStep, Lane, MixedStep, Plan, PrefillGroup, Start, lanes_of
@@ -27,6 +27,7 @@ from bulletserve.scheduler.policy import Forecaster
 from bulletserve.scheduler.prompt_set import PromptSet, TokenRanges
 from bulletserve.scheduler.queue_rules import FIRST_COME, QueueRules
 from bulletserve.scheduler.started_step import StartedStep
+from bulletserve.scheduler.step_watch import StepWatch
 from bulletserve.telemetry.lanes import LaneTimes
 
 NAMING_STEPS = 64
@@ -40,7 +41,7 @@ class State:
     """Requests, seats and blocks of one engine. Owned by the loop's thread.
 
     `rules`: the policy's, for the queue. `estimator`: without one, nobody knows how long a prompt takes, and a target
-    is lost when its deadline is past. `correction` may be set at any time.
+    is lost when its deadline is past. Each step that ends is compared with its forecast: that is `correction`.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class State:
         self.ledger = ledger
         self.estimator = estimator
         self.correction = Correction()
+        self._watch = None if estimator is None else StepWatch(estimator)
         self.lanes = LaneTimes()
         self.preemptions = 0
         self.queried_tokens = 0
@@ -126,7 +128,13 @@ class State:
 
     def _step_done(self, done: StepDone, now_s: float) -> None:
         step = self._steps.pop(done.step_id)
+        ran = self._lane_queues.states[step.launch.lane].steps[0]
         self._lane_queues.end(done.step_id, lanes_of(step.launch.step), done.finished_s)
+        if self._watch is not None and not done.error:
+            beside = self._lane_queues.states[Lane.PREFILL if step.launch.lane is Lane.DECODE else Lane.DECODE].steps
+            began_s, ended_s = done.started_s, done.finished_s
+            self._watch.ended(step.launch.lane, ran.shape, ran.sms, began_s, ended_s, beside[0] if beside else None)
+            self.correction = self._watch.correction
         self.lanes.observe(step.launch.lane, done.started_s, done.finished_s, bool(step.launch.rows))
         if done.error:
             self._step_failed(step, done)
@@ -405,6 +413,8 @@ class State:
             both_lanes_s=self.lanes.both_busy_s,
             longest_gap_s=self.lanes.longest_gap_s(now_s),
             queue_s=self._queue_s(),
+            correction=self.correction,
+            forecast_errors=self._watch.errors if self._watch else NO_ERRORS,
         )
 
     def _queue_s(self) -> float:

@@ -33,7 +33,9 @@ class Way(NamedTuple):
     def describe(self) -> str:
         """For people."""
         what = f"{self.tokens} prompt tokens in" if self.kind == "mixed" else f"{self.partition.decode_sms} SMs for"
-        return f"{self.kind}, {what} a decode step of {self.decode_s * 1e3:.1f} ms at a price of {self.price_s * 1e3:.1f}"
+        return (
+            f"{self.kind}, {what} a decode step of {self.decode_s * 1e3:.1f} ms at a price of {self.price_s * 1e3:.1f}"
+        )
 
 
 def sliced(outlook: Outlook) -> Way:
@@ -68,9 +70,7 @@ def splits_within(outlook: Outlook, batch: StepShape, partitions: Sequence[Parti
             low = middle + 1
         else:
             high = middle
-    return [
-        ways[at] if at in ways else split(outlook, batch, partitions[at]) for at in (low - 1, low - 2) if at >= 0
-    ]
+    return [ways[at] if at in ways else split(outlook, batch, partitions[at]) for at in (low - 1, low - 2) if at >= 0]
 
 
 def cut(prompts: Prompts, tokens: int) -> list[tuple[int, int]]:
@@ -99,6 +99,4 @@ def mixed_within(outlook: Outlook, prompts: Prompts, rows: int, most_tokens: int
             low = middle + 1
         else:
             high = middle
-    return [
-        ways[at] if at in ways else mixed(outlook, cut(prompts, sizes[at])) for at in (low - 1, low - 2) if at >= 0
-    ]
+    return [ways[at] if at in ways else mixed(outlook, cut(prompts, sizes[at])) for at in (low - 1, low - 2) if at >= 0]

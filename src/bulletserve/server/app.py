@@ -25,6 +25,7 @@ from bulletserve.server.prompts import PromptMaker
 from bulletserve.server.protocol import ChatBody, CommonBody, CompletionBody, parse_body
 from bulletserve.server.request_body import read_body
 from bulletserve.server.settings import ServerSettings
+from bulletserve.server.slo_fields import slo_classes
 from bulletserve.server.text_codec import TextCodec
 from bulletserve.telemetry.metrics import CONTENT_TYPE
 from bulletserve.version import __version__
@@ -40,7 +41,9 @@ def create_app(
 
     `defaults` are the checkpoint's sampling values for requests that set none.
     """
-    prompts = PromptMaker(codec, open_requests, defaults=defaults, slo=settings.slo)
+    prompts = PromptMaker(
+        codec, open_requests, defaults=defaults, classes=slo_classes(settings.slo, settings.slo_classes)
+    )
     endpoints = _Endpoints(open_requests, prompts, settings)
 
     @asynccontextmanager

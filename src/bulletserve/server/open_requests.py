@@ -18,6 +18,7 @@ from bulletserve.transport.front_end import FrontEnd
 from bulletserve.transport.messages import Fatal, ToFront
 
 _RETRY_AFTER_S = 1.0
+"""When to come back at the earliest, and where nobody knows better."""
 
 
 class ShuttingDown(RequestError):
@@ -132,8 +133,13 @@ class OpenRequests:
             raise InvalidRequest(f"at most {self._max_waiting} prompts fit in one request", param="prompt")
         if self._waiting + prompts > self._max_waiting:
             raise Overloaded(
-                f"{self._waiting} requests are waiting, at most {self._max_waiting} may", retry_after_s=_RETRY_AFTER_S
+                f"{self._waiting} requests are waiting, at most {self._max_waiting} may", retry_after_s=self._queue_s()
             )
+
+    def _queue_s(self) -> float:
+        """When the queue as it stands will have been served, by the engine's forecast."""
+        status = self.metrics.status
+        return _RETRY_AFTER_S if status is None else max(_RETRY_AFTER_S, status.queue_s)
 
     def close(self, call: Call) -> None:
         """Nobody reads this call any more: abort what is unfinished."""

@@ -7,7 +7,7 @@ where the tokenizers library works without the GIL; a short one costs less than 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
@@ -20,6 +20,7 @@ from bulletserve.server.calls import Prompt
 from bulletserve.server.inputs import message_list, prompt_list
 from bulletserve.server.open_requests import OpenRequests
 from bulletserve.server.protocol import ChatBody, CommonBody, CompletionBody, sampling_params
+from bulletserve.server.slo_fields import request_slo
 from bulletserve.server.text_codec import TextCodec
 
 _INLINE_CHARACTERS = 4000
@@ -33,15 +34,16 @@ Result = TypeVar("Result")
 
 
 class PromptMaker:
-    """Makes prompts for one model. `defaults` are the checkpoint's sampling values, `slo` the targets of requests."""
+    """Makes prompts for one model. `defaults` are the checkpoint's sampling values, `classes` the targets that
+    requests may have, by name."""
 
     def __init__(
-        self, codec: TextCodec, open_requests: OpenRequests, *, defaults: GenerationDefaults, slo: Slo
+        self, codec: TextCodec, open_requests: OpenRequests, *, defaults: GenerationDefaults, classes: Mapping[str, Slo]
     ) -> None:
         self._codec = codec
         self._open_requests = open_requests
         self._defaults = defaults
-        self._slo = slo
+        self._classes = classes
         self._workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="tokenize")
         self._at_work = 0
         for name, value, neutral in (
@@ -125,7 +127,7 @@ class PromptMaker:
             limits,
             arrival_s,
             param=param,
-            slo=self._slo,
+            slo=request_slo(body.slo, self._classes),
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
         )

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from bulletserve.core.errors import InvalidRequest
 from bulletserve.core.request import SamplingParams
 from bulletserve.formats.description import GenerationDefaults
+from bulletserve.server.slo_fields import SloBody
 
 Json: TypeAlias = Any
 
@@ -104,6 +105,7 @@ class CommonBody(BaseModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: int | None = None
+    slo: SloBody | None = None
     cache_salt: str | None = None
 
     @property
@@ -145,7 +147,8 @@ def parse_body(kind: type[Body], data: bytes) -> Body:
         if not error["loc"]:
             raise InvalidRequest("the body must be a JSON object") from None
         field = str(error["loc"][0])
-        raise InvalidRequest(f"{field}: {error['msg'].lower()}", param=field) from None
+        where = ".".join(str(part) for part in error["loc"]) if field == "slo" else field
+        raise InvalidRequest(f"{where}: {error['msg'].lower()}", param=field) from None
     extra = body.model_extra or {}
     if len(extra) > _MOST_EXTRA_FIELDS:
         raise InvalidRequest(f"the body has more than {_MOST_EXTRA_FIELDS} fields that are not supported")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from bulletserve.core.errors import ConfigError
 from bulletserve.core.slo import Slo
+from bulletserve.server.slo_fields import slo_classes
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +18,8 @@ class ServerSettings:
     request to /v1 must bring one. max_waiting: open requests without a first token before new ones get 429.
     body_limit_bytes, body_timeout_s: the largest and the slowest request body. status_limit_s: /health turns 503 when
     the engine has been silent for so long; step_limit_s: or when one of its steps has taken so long. grace_s: how
-    long open requests may go on after `shutdown`. slo: the targets that requests get.
+    long open requests may go on after `shutdown`. slo: the targets of requests that name no class; slo_classes: further
+    classes, written as in `slo_fields`.
     """
 
     served_names: tuple[str, ...]
@@ -31,6 +33,7 @@ class ServerSettings:
     step_limit_s: float = 60.0
     grace_s: float = 5.0
     slo: Slo = field(default_factory=Slo)
+    slo_classes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.served_names or not all(self.served_names):
@@ -42,5 +45,6 @@ class ServerSettings:
         for name in ("max_waiting", "body_limit_bytes", "body_timeout_s", "status_limit_s", "step_limit_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be above 0")
+        slo_classes(self.slo, self.slo_classes)
         if self.grace_s < 0:
             raise ConfigError("grace_s must not be negative")

@@ -4,16 +4,13 @@ The paper's scheduler and beyond: at each decision the ways to go on (`scheduler
 slice, a mixed step of any size) are compared by forecast, and the cheapest that keeps the answers' pace is taken.
 """
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from bulletserve.core.errors import ConfigError
-from bulletserve.core.partition import Partition
 from bulletserve.core.plan import DecodeStep, MixedStep, Plan, PrefillGroup, Start
 from bulletserve.core.snapshot import LANE_DEPTH, MAX_RANGE_TOKENS, Snapshot
 from bulletserve.scheduler.batching import admissions, make_room, next_group
-from bulletserve.scheduler.decode_pace import Pace, pace
+from bulletserve.scheduler.decode_pace import pace
 from bulletserve.scheduler.outlook import Outlook
 from bulletserve.scheduler.policy import Forecaster, QueueParts
 from bulletserve.scheduler.prompt_order import Entry, PromptOrder, prompt_order, tokens_left
@@ -30,8 +27,9 @@ class Bullet(QueueParts):
     admission: str = "timely"
     margin: float = 0.05
     gap: float = 3.0
-    theta: float = 0.0
-    urgent: float = 0.9
+    theta: float = 0.2
+    urgent: float = 0.6
+    catch: float = 0.7
     use: str = "split+sliced+mixed"
     batch: int = 1024
     name: ClassVar[str] = "bullet"
@@ -101,7 +99,7 @@ class _Decision:
         have = 0
         for e in entries:
             left = min(tokens_left(e), MAX_RANGE_TOKENS)
-            if n and have + left > 2 * self.o.batch or have >= self.o.batch:
+            if (n and have + left > 2 * self.o.batch) or have >= self.o.batch:
                 break
             n += 1
             have += left
@@ -118,7 +116,7 @@ class _Decision:
         s, D, P = self.s, self.D, self.P
         if D.queued >= LANE_DEPTH:
             return Plan(because="a step ahead")
-        if P.steps and s.prefilling_rows or P.steps:
+        if (P.steps and s.prefilling_rows) or P.steps:
             first = P.steps[0]
             if first.sms == self.total:
                 # whole prefill finishing: newcomers join after; wait unless due
@@ -128,6 +126,13 @@ class _Decision:
             sms = self.partner(first.sms)
             return Plan(starts=(DecodeStep("all", sms),), because="beside the last group")
         return Plan(starts=(DecodeStep("all", self.total),), because="decode alone")
+
+    def is_current(self, w: Way) -> bool:
+        if w.kind == "mixed":
+            return self.D.mixed
+        if w.kind == "split":
+            return not self.D.mixed and self.D.sms == w.partition.decode_sms
+        return not self.D.mixed and self.D.sms == self.total
 
     def partner(self, prefill_sms: int) -> int:
         for p in self.s.limits.lattice.splits:
@@ -155,7 +160,8 @@ class _Decision:
                 new = min(new, MAX_RANGE_TOKENS)
                 if prompts and (have >= o.batch or have + new > 2 * o.batch):
                     break
-                prompts.append((new, before)); have += new
+                prompts.append((new, before))
+                have += new
             batch = look.prefill(prompts)
             done = 0.0
         p = pace(s, look.decode_alone_s, o.margin)
@@ -166,13 +172,12 @@ class _Decision:
         if s.prefill is not None:
             load = (1 - done) * look.seconds(batch, look.whole) / max(1e-3, s.prefill.deadline_s - s.now_s)
             w = look.token_s * s.waiting_tokens
-        allowance = 0.0
-        high = 1.0
-        if load > o.urgent:
-            allowance = o.theta * s.answer_tokens * max(0.0, base - look.decode_alone_s)
-            high = o.gap
-        due = min(p.due_s + allowance, prev_end + o.gap * base)
-        limit = min(max(due - start, 0.7 * base), high * base)
+        allowance = o.theta * s.answer_tokens * max(0.0, base - look.decode_alone_s)
+        is_urgent = load > o.urgent
+        high = o.gap if is_urgent else 1.0
+        low = o.catch if p.due_s - start + allowance < base else 1.0
+        due = min(p.due_s + (allowance if is_urgent else 0.0), prev_end + o.gap * base)
+        limit = min(max(due - start, low * base), high * base)
         partitions = sorted(s.limits.lattice.splits, key=lambda x: -x.decode_sms)
         ways: list[Way] = []
         if "split" in o.use:
@@ -181,18 +186,21 @@ class _Decision:
             ways.append(sliced(look))
         can_mix = s.prefill is None and max(self.P.queued, self.D.queued) < LANE_DEPTH and "mixed" in o.use
         if can_mix:
-            lim = min(max(due - look.both_left_s, 0.7 * base), high * base)
+            lim = min(max(due - look.both_left_s, low * base), high * base)
             ways += mixed_within(look, allprompts, s.decode_rows, 8192 - s.decode_rows, lim)
         fit = [w for w in ways if w.decode_s <= limit] or [min(ways, key=lambda w: w.decode_s)]
-        way = min(fit, key=lambda w: w.price_s)
+        way = min(fit, key=lambda w: w.price_s * (1.0 - HYSTERESIS * self.is_current(w)))
         because = f"{way.describe()}; due in {due * 1e3:.1f}, load {load:.2f}"
         if way.kind == "mixed":
             entries = self.admitted_first(order)
             reqs, ranges, t = [], [], way.tokens
             for e in entries:
-                if t <= 0: break
+                if t <= 0:
+                    break
                 n = min(t, tokens_left(e), MAX_RANGE_TOKENS)
-                reqs.append(e.request_id); ranges.append((e.computed_tokens, e.computed_tokens + n)); t -= n
+                reqs.append(e.request_id)
+                ranges.append((e.computed_tokens, e.computed_tokens + n))
+                t -= n
             return Plan(starts=(MixedStep(tuple(reqs), tuple(ranges), "all", self.total),), because=because)
         starts: list[Start] = []
         # prefill lane
@@ -204,6 +212,11 @@ class _Decision:
                 layers = g.layer_range[1] - g.layer_range[0]
                 took = look.seconds(batch, look.whole) * layers / s.limits.num_layers
                 if look.both_left_s + took + way.decode_s <= due:
+                    lost = look.decode_left_s - look.prefill_left_s
+                    if way.kind == "split" and lost > 0:
+                        share = way.partition.prefill_sms / self.total
+                        if lost * share > max(0.0, took - lost) * (1 - share):
+                            g = g._replace(sms=way.partition.prefill_sms)
                     return Plan(starts=(g,), because="pause: " + because)
                 if way.kind == "split":
                     starts.append(g._replace(sms=way.partition.prefill_sms))

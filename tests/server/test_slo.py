@@ -1,0 +1,99 @@
+"""Targets per request: the server's classes, the body's numbers, and what reaches the engine."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bulletserve.core.errors import ConfigError, InvalidRequest
+from bulletserve.core.slo import Slo
+from bulletserve.server.settings import ServerSettings
+from bulletserve.server.slo_fields import SloBody, request_slo, slo_classes
+from tests.server.conftest import Served
+from tests.server.test_requests import error_of
+
+DEFAULT = Slo("default", 0.3, 0.02)
+CLASSES = slo_classes(DEFAULT, ["chat:ttft_ms=500,ttft_ms_per_prompt_token=0.1,tpot_ms=25", "offline:"])
+
+
+def body(**fields: object) -> SloBody:
+    return SloBody.model_validate(fields)
+
+
+def test_a_server_has_its_default_its_classes_and_best_effort() -> None:
+    assert {
+        "default": DEFAULT,
+        "best_effort": Slo("best_effort"),
+        "chat": Slo("chat", 0.5, 0.025, 0.0001),
+        "offline": Slo("offline"),
+    } == CLASSES
+
+
+@pytest.mark.parametrize(
+    "spec", [":ttft_ms=3", "chat:ttft=3", "chat:ttft_ms=x", "chat:ttft_ms=-1", "default:tpot_ms=1", "chat:tpot_ms"]
+)
+def test_a_class_that_cannot_be_is_told_at_start(spec: str) -> None:
+    with pytest.raises(ConfigError, match="--slo-class"):
+        ServerSettings(("small",), slo_classes=(spec,))
+
+
+def test_numbers_replace_those_of_the_class() -> None:
+    assert request_slo(None, CLASSES) is DEFAULT
+    assert request_slo(body(), CLASSES) == DEFAULT
+    assert request_slo(body(ttft_ms=900), CLASSES) == Slo("default", 0.9, 0.02)
+    assert request_slo(body(**{"class": "chat", "tpot_ms": 8}), CLASSES) == Slo("chat", 0.5, 0.008, 0.0001)
+    assert request_slo(body(**{"class": "best_effort"}), CLASSES) == Slo("best_effort")
+    assert request_slo(body(**{"class": "best_effort", "ttft_ms": 50.0}), CLASSES) == Slo("best_effort", 0.05)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"class": "gold"},
+        {"ttft_ms": 0},
+        {"tpot_ms": -1.0},
+        {"ttft_ms": 1e9},
+        {"ttft_ms": float("nan")},
+        {"ttft_ms_per_prompt_token": -0.1},
+        {"class": "best_effort", "ttft_ms_per_prompt_token": 1},
+    ],
+)
+def test_targets_that_cannot_be(fields: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        request_slo(body(**fields), CLASSES)
+    assert caught.value.param == "slo"
+
+
+@given(tpot_ms=st.floats(1e-3, 3.6e6))
+@settings(deadline=None, derandomize=True, database=None)
+def test_targets_that_are_nearly_equal_are_one_class_and_never_laxer_than_asked(tpot_ms: float) -> None:
+    tpot_s = request_slo(body(tpot_ms=tpot_ms), CLASSES).tpot_s
+    assert tpot_s is not None
+    assert 0.9 * tpot_ms < tpot_s * 1e3 <= tpot_ms * (1 + 1e-9)
+    mantissa = f"{tpot_s:.6e}".partition("e")[0]
+    assert mantissa[3:] == "00000"
+
+
+def test_targets_reach_the_engine(served: Served) -> None:
+    served.say("hello")
+    served.post(slo={"ttft_ms": 250, "tpot_ms": 8.04})
+    served.chat(slo={"class": "best_effort"})
+    served.post(slo=None)
+    asked, best_effort, plain = served.engine.arrived
+    assert asked.slo.ttft_s == pytest.approx(0.25)
+    assert asked.slo.tpot_s == pytest.approx(0.008)
+    assert (best_effort.slo, plain.slo) == (Slo("best_effort"), Slo())
+
+
+@pytest.mark.parametrize(
+    ("slo", "words"),
+    [
+        ({"class": "gold"}, "there are default, best_effort"),
+        ({"ttft": 5}, "slo.ttft"),
+        ({"tpot_ms": "5"}, "slo.tpot_ms"),
+        (7, "slo"),
+    ],
+)
+def test_a_wrong_slo_is_told_by_name(served: Served, slo: object, words: str) -> None:
+    error = error_of(served.post(slo=slo), 400)
+    assert error["param"] == "slo"
+    assert words in error["message"]
