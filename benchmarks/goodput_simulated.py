@@ -117,7 +117,7 @@ def _read(path: Path) -> Iterator[tuple[str, Curve]]:
 def _fingerprint(policy: str, *files: str) -> str:
     """Of the code that decides a run (other policies' files aside), and of the files it reads."""
     root = Path(bulletserve.__file__).parent
-    own = POLICIES[policy.partition(":")[0]].partition(":")[0].rpartition(".")[2] + ".py"
+    own = POLICIES.get(policy.partition(":")[0], "").partition(":")[0].rpartition(".")[2] + ".py"
     digest = sha256()
     for folder in ("core", "estimator", "scheduler", "simulator"):
         for path in sorted((root / folder).rglob("*.py")):

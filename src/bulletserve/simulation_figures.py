@@ -100,9 +100,9 @@ def _strips(runs: Sequence[ArmAtRate]) -> Figure:
     figure, panels = plt.subplots(
         len(runs), 1, figsize=(11.0, 1.2 + 1.7 * len(runs)), layout="constrained", sharex=True, squeeze=False
     )
+    middle_s = min(one.spans[-1].finished_s for one in runs) / 2
     for panel, one in zip(panels[:, 0], runs, strict=True):
         total = max(span.sms for span in one.spans)
-        middle_s = one.spans[len(one.spans) // 2].started_s
         for span in one.spans:
             if span.finished_s > middle_s and span.started_s < middle_s + _STRIP_S:
                 _bar(panel, span, total, middle_s)
