@@ -9,7 +9,6 @@ import json
 import logging
 import re
 from collections.abc import Iterator
-from dataclasses import asdict
 from math import inf, log
 from pathlib import Path
 from typing import NamedTuple
@@ -53,7 +52,8 @@ def calibration_path(samples: Path) -> Path:
 
 def shape_hash(shape: ModelShape) -> str:
     """Twelve hex digits of everything that decides how much work a step is."""
-    plain = json.dumps(asdict(shape), sort_keys=True)
+    sizes = (shape.num_layers, shape.hidden_size, shape.intermediate_size, shape.num_heads, shape.num_kv_heads)
+    plain = json.dumps([*sizes, shape.head_dim, shape.vocab_size, shape.sliding_window])
     return hashlib.sha256(plain.encode()).hexdigest()[:12]
 
 

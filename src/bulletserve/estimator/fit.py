@@ -29,7 +29,7 @@ _SECONDS_SIGMA, _WATTS_SIGMA, _CLOCK_SIGMA = 0.02, 0.04, 0.03
 """What a good measurement is off by, as a share; residuals are counted in these."""
 
 _OUTLIER = 2.0  # sigmas at which the loss turns from squares to distances
-_STEP = 1e-4  # of a logarithm, for derivatives: far above the tolerance of the clock
+_STEP = 3e-4  # of a logarithm, for derivatives: far above the tolerance of the clock
 _STARTS = (1.0, 0.7, 1.4)
 """Factors on the first guess of the SMs' own bandwidth, where fits started: knees have local minima."""
 
