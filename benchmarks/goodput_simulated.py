@@ -144,7 +144,7 @@ def by_cell(jobs: Sequence[Job], curves: Curves) -> dict[Cell, dict[str, list[Cu
 def main() -> None:
     """Complete the runs, print the table, record the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--calibration", type=Path, default=HERE / "h200_llama8b.calibration.json")
+    parser.add_argument("--calibration", type=Path, default=HERE / "h200_llama8b.json")
     parser.add_argument("--workloads", type=Path, default=HERE.parent.parent / "shared" / "workloads")
     parser.add_argument("--only", nargs="+", choices=WORKLOADS, default=WORKLOADS)
     parser.add_argument("--policy", action="append", help="may be repeated; budgets are added by default")

@@ -1,6 +1,5 @@
 """The truth: what a perturbation may do, what contention over the same SMs does, and measured points that come back."""
 
-import json
 from dataclasses import replace
 from math import exp, log
 from pathlib import Path
@@ -15,13 +14,14 @@ from bulletserve.core.partition import Partition
 from bulletserve.core.samples import Sample
 from bulletserve.estimator.calibration import Calibration, datasheet
 from bulletserve.estimator.errors import exact
+from bulletserve.measurements import load_measurements
 from bulletserve.simulator.measured import MeasuredTruth
 from bulletserve.simulator.truth import ModelTruth, effective_sms, perturbation
 from tests.simulator.devices import LLAMA_8B, h200
 
 LAYERS = LLAMA_8B.num_layers
 plain = settings(max_examples=150, deadline=None, derandomize=True, database=None)
-H200_POINTS = Path(__file__).parents[1] / "estimator" / "data" / "h200_llama8b.json"
+H200_POINTS = Path(__file__).parents[1] / "estimator" / "data" / "h200_llama8b.samples.json"
 
 
 def card() -> Calibration:
@@ -108,7 +108,7 @@ def test_decode_on_a_share_beside_prefill_on_the_whole_device_starves() -> None:
 
 
 def test_measured_points_come_back_and_fade_into_the_calibration() -> None:
-    points = [Sample.from_json(one) for one in json.loads(H200_POINTS.read_text())["samples"]]
+    points = load_measurements(H200_POINTS).fitted
     model = ModelTruth(card().parameters, 132, LLAMA_8B)
     truth = MeasuredTruth(model, points)
     off = 0.0
