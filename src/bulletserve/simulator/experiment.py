@@ -15,6 +15,7 @@ from bulletserve.estimator.estimator import Estimator
 from bulletserve.scheduler.loop import Observer
 from bulletserve.scheduler.policies import make_policy
 from bulletserve.scheduler.policy import Policy
+from bulletserve.scheduler.queue_rules import FIRST_COME
 from bulletserve.simulator.run import Simulation, simulate
 from bulletserve.simulator.truth import ModelTruth, Perturbation, Truth, perturbation
 from bulletserve.telemetry.goodput import scored
@@ -56,7 +57,7 @@ def arrivals(requests: Sequence[RequestLengths], rate: float, seed: int) -> tupl
 
 def ignores_targets(policy: Policy) -> bool:
     """Whether a policy serves alike whatever the targets are, so that one run tells of all of them."""
-    return policy.name in _BLIND and policy.rules == type(policy.rules)()
+    return policy.name in _BLIND and policy.rules == FIRST_COME
 
 
 def run_arm(
