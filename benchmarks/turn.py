@@ -27,8 +27,11 @@ from bulletserve.core.partition import Lattice, Partition
 from bulletserve.core.plan import Lane, MixedStep, PrefillGroup
 from bulletserve.core.prefix import block_hashes
 from bulletserve.core.request import Request
+from bulletserve.core.shapes import ModelShape
 from bulletserve.core.slo import Slo
 from bulletserve.core.snapshot import Limits
+from bulletserve.estimator.calibration import datasheet
+from bulletserve.estimator.estimator import Estimator
 from bulletserve.scheduler.kv_ledger import KvLedger
 from bulletserve.scheduler.loop import Loop
 from bulletserve.scheduler.policies import POLICIES, make_policy
@@ -45,8 +48,9 @@ LIMITS = Limits(
     max_seqs=RUNNING,
     group_token_layers=11_000,
     batch_tokens=2048,
-    lattice=Lattice.of_splits(132, (Partition(66, 66), Partition(100, 32))),
+    lattice=Lattice.of_splits(132, tuple(Partition(132 - sms, sms) for sms in (16, 32, 48, 64, 84, 100))),
 )
+LLAMA_8B = ModelShape("llama", LIMITS.num_layers, 4096, 14336, 32, 8, 128, 128256, 131072)
 SLOS = (Slo("chat", 0.3, 0.02), Slo("batch"))
 PREFILL_S, DECODE_S = 0.002, 0.011
 
@@ -95,6 +99,15 @@ class NoDevice:
         """Ignore it."""
 
 
+def forecasts() -> Estimator:
+    """An estimator ready for traffic, as an engine has it."""
+    calibration = datasheet("NVIDIA H200", LIMITS.lattice.total_sms)
+    assert calibration is not None
+    estimator = Estimator(calibration, LLAMA_8B)
+    estimator.prepare(LIMITS.lattice, LIMITS.max_seqs, LIMITS.batch_tokens)
+    return estimator
+
+
 def mixed_requests() -> Iterator[Request]:
     """Lengths at random, so that rows fill blocks and end at different times."""
     rng = random.Random(1)
@@ -128,8 +141,10 @@ LOADS = {"mixed": mixed_requests, "in_step": in_step_requests}
 def turn_times_us(policy: str, requests: Iterator[Request], turns: int) -> list[float]:
     """Microseconds of `turns` turns, once the engine is full."""
     device = NoDevice()
-    state = State(LIMITS, KvLedger(LIMITS.total_blocks + 1, LIMITS.block_size))
-    loop = Loop(state, make_policy(policy), device, device, device, device)
+    made = make_policy(policy)
+    ledger = KvLedger(LIMITS.total_blocks + 1, LIMITS.block_size)
+    state = State(LIMITS, ledger, made.rules, forecasts())
+    loop = Loop(state, made, device, device, device, device)
     loop.handle([Arrived(next(requests)) for _ in range(RUNNING + WAITING)])
     times_us: list[float] = []
     told = 0

@@ -169,7 +169,7 @@ def test_policies_are_made_from_text() -> None:
         ("chunked_prefill:budget=many", "option budget must be of type int"),
         ("chunked_prefill:budget=-1", "budget must be at least 1"),
         ("time_sliced:ordering=lifo", "ordering must be one of fcfs, slack, not 'lifo'"),
-        ("chunked_prefill:admission=none", "admission must be one of all, timely, not 'none'"),
+        ("chunked_prefill:admission=none", "admission must be one of all, timely, triage, not 'none'"),
         ("time_sliced:batch_tokens=-1", "batch_tokens must be at least 1"),
         ("static_split:batch_tokens=-1", "batch_tokens must be at least 1"),
         ("static_split:decode_fraction=1", "decode_fraction must lie between 0 and 1"),

@@ -159,7 +159,7 @@ class Snapshot(NamedTuple):
     `waiting` and `late` are the heads of the queue: those whose first token can still be in time (or was promised at no
     time), and those for whom it is too late; `late` is empty where admission makes no difference between them.
     `waiting_tokens`: prompt tokens of all `waiting_total`. `correction`: factors on forecasts, from observed steps.
-    `answer_tokens`: mean length of the answers that have ended, the last ones counting most; 0 before the first.
+    `answer_tokens`: a length that nine of ten answers reach, by those that have ended lately; 0 before the first.
     `victims` and `returning_blocks` (cache blocks that come back when started steps end) are filled in only while
     the next decode step needs more blocks than are free.
     """
@@ -185,4 +185,4 @@ class Snapshot(NamedTuple):
     prefill_lane: LaneState
     decode_lane: LaneState
     correction: Correction = Correction()
-    answer_tokens: float = 0.0
+    answer_tokens: int = 0

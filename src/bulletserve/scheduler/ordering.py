@@ -65,7 +65,7 @@ class Queue:
     """
 
     def __init__(self, rules: QueueRules) -> None:
-        self._divides = rules.admission == "timely"
+        self._divides = rules.admission != "all"
         self.in_time = Line(ORDERINGS[rules.ordering])
         self.late = Line(fcfs)
         self._lost: list[tuple[float, int]] = []

@@ -4,8 +4,7 @@ Knows nothing about any particular policy, and a policy knows nothing but what i
 same calibration give the same plan, so every decision of a production run can be made again.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from bulletserve.core.errors import ConfigError
 from bulletserve.core.operators import StepShape
@@ -51,20 +50,3 @@ class Policy(Protocol):
 
     def decide(self, snapshot: Snapshot, estimator: Forecaster) -> Plan:
         """What to start now. Asked again until it has nothing to add, so one thing at a time is enough."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class QueueParts:
-    """The options that every policy takes: `ordering` (fcfs, slack) and `admission` (all, timely)."""
-
-    ordering: str = "fcfs"
-    admission: str = "all"
-    needs_forecasts: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        self.rules.check()
-
-    @property
-    def rules(self) -> QueueRules:
-        """How the queue in front of it is kept."""
-        return QueueRules(self.ordering, self.admission)

@@ -1,49 +1,105 @@
 """Which prompts next: by deadline, and when not all can be in time, so that as many as possible are.
 
-Knows nothing about partitions. Earliest deadline first keeps all targets whenever that can be done. When it cannot, the
-longest prompt that is in the way of the others waits behind them (Moore and Hodgson's rule, which for one machine leaves
-the fewest late), and behind it those for whom it is too late. Nobody is refused here, and nobody who has waited for
-`PATIENCE_S` more than its target is passed by those who came later than that.
+Knows nothing about partitions. Earliest deadline first keeps all targets whenever that can be done. When it cannot,
+the longest prompt in the way of the others waits behind them (Moore's and Hodgson's rule, which leaves the fewest late
+on one machine), and behind it those for whom it is too late. They wait only for work that is in time: below full load
+there are moments without any, and then they run.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
 from bulletserve.core.slo import NO_DEADLINE_S
-from bulletserve.core.snapshot import AdmittedEntry, Snapshot, WaitingEntry
+from bulletserve.core.snapshot import MAX_RANGE_TOKENS, AdmittedEntry, Snapshot, WaitingEntry
+from bulletserve.scheduler.outlook import Outlook
 from bulletserve.scheduler.queue_rules import PATIENCE_S
+
+PREFILL_SPEED = 0.9
+"""Part of the device's speed that prompts are taken to get while answers run."""
 
 Entry = WaitingEntry | AdmittedEntry
 
+_Place = tuple[int, float, int, float, Entry]
+"""Priority, when it is due, number, seconds of work, entry."""
+
 
 class PromptOrder(NamedTuple):
-    """`in_time`: who will meet its deadline if served in this order, `others`: who will not, in the order in which they
-    are served after them. `load`: the largest share of the time up to a deadline that is needed for the work up to it,
-    among those in time; 0 where there are no deadlines."""
+    """All prompts that could be next, first those that will be in time if served in this order.
 
-    in_time: tuple[Entry, ...]
-    others: tuple[Entry, ...]
+    `load`: the largest share of the time up to a deadline that the work up to it takes, among those in time; 0 where
+    there are no deadlines.
+    """
+
+    entries: tuple[Entry, ...]
     load: float
 
+    @property
+    def admitted(self) -> tuple[AdmittedEntry, ...]:
+        """Those that hold their blocks."""
+        return tuple([entry for entry in self.entries if isinstance(entry, AdmittedEntry)])
 
-def prompt_order(snapshot: Snapshot, token_s: float, busy_s: float) -> PromptOrder:
-    """The admitted and the waiting, if a prompt token takes `token_s` and the prefill lane is busy for `busy_s`."""
+    @property
+    def waiting(self) -> tuple[WaitingEntry, ...]:
+        """Those that would have to be admitted."""
+        return tuple([entry for entry in self.entries if isinstance(entry, WaitingEntry)])
+
+
+def in_given_order(snapshot: Snapshot, outlook: Outlook) -> PromptOrder:
+    """The admitted, then the waiting as the queue has them, then the late."""
+    token_s = _token_s(outlook)
+    load, work_s = 0.0, outlook.prefill_left_s
     entries: list[Entry] = [*snapshot.admitted, *snapshot.waiting]
-    entries.sort(key=_due)
-    kept: list[tuple[float, int, Entry]] = []
-    dropped: list[Entry] = []
-    end_s = snapshot.now_s + busy_s
-    for number, entry in enumerate(entries):
-        seconds = tokens_left(entry) * token_s
-        heappush(kept, (-seconds, number, entry))
+    for entry in entries:
+        work_s += tokens_left(entry) * token_s
+        left_s = entry.deadline_s - snapshot.now_s
+        load = max(load, work_s / left_s if left_s > 0 else 0.0)
+    return PromptOrder((*snapshot.admitted, *snapshot.waiting, *snapshot.late), load)
+
+
+def most_in_time(snapshot: Snapshot, outlook: Outlook) -> PromptOrder:
+    """By deadline, and so that the fewest are late."""
+    token_s, free_s = _token_s(outlook), snapshot.now_s + outlook.prefill_left_s
+    queue: list[_Place] = []
+    for begun in snapshot.admitted:
+        due_s = begun.deadline_s if begun.deadline_s < NO_DEADLINE_S else begun.arrival_s + PATIENCE_S
+        queue.append((0, due_s, begun.request_id, (begun.prompt_tokens - begun.computed_tokens) * token_s, begun))
+    for new in snapshot.waiting:
+        due_s = new.deadline_s if new.deadline_s < NO_DEADLINE_S else new.arrival_s + PATIENCE_S
+        queue.append((new.priority, due_s, new.request_id, new.prompt_tokens * token_s, new))
+    queue.sort()  # numbers of requests are unique: entries themselves are never compared
+    in_time: list[_Place] = queue
+    dropped: list[_Place] = []
+    end_s = free_s
+    for _, _, _, seconds, entry in queue:
         end_s += seconds
-        while end_s > entry.deadline_s and kept:
-            longest_s, _, longest = heappop(kept)
-            end_s += longest_s
-            dropped.append(longest)
-    in_time = tuple([entry for _, _, entry in sorted(kept, key=lambda item: item[1])])
-    return PromptOrder(in_time, (*sorted(dropped, key=_due), *snapshot.late), _load(snapshot, in_time, token_s, busy_s))
+        if end_s > entry.deadline_s:
+            in_time, dropped = _most_in_time(queue, free_s)
+            break
+    load, work_s, now_s = 0.0, free_s - snapshot.now_s, snapshot.now_s
+    for _, _, _, seconds, entry in in_time:
+        work_s += seconds
+        if work_s > load * (entry.deadline_s - now_s):
+            load = work_s / (entry.deadline_s - now_s)
+    return PromptOrder((*[place[4] for place in in_time], *[place[4] for place in dropped], *snapshot.late), load)
+
+
+def _most_in_time(queue: list[_Place], free_s: float) -> tuple[list[_Place], list[_Place]]:
+    """Those of a queue, sorted by deadline, that are in time if the others give way, and the others."""
+    longest: list[tuple[float, int]] = []
+    kept, end_s = set(range(len(queue))), free_s
+    for number, (_, _, _, seconds, entry) in enumerate(queue):
+        heappush(longest, (-seconds, number))
+        end_s += seconds
+        while end_s > entry.deadline_s and longest:
+            less_s, dropped = heappop(longest)
+            end_s += less_s
+            kept.remove(dropped)
+    return [p for n, p in enumerate(queue) if n in kept], [p for n, p in enumerate(queue) if n not in kept]
+
+
+def _token_s(outlook: Outlook) -> float:
+    return outlook.token_s / PREFILL_SPEED
 
 
 def tokens_left(entry: Entry) -> int:
@@ -51,16 +107,13 @@ def tokens_left(entry: Entry) -> int:
     return entry.prompt_tokens - (entry.computed_tokens if isinstance(entry, AdmittedEntry) else 0)
 
 
-def _due(entry: Entry) -> tuple[int, float, float]:
-    priority = entry.priority if isinstance(entry, WaitingEntry) else 0
-    due_s = entry.deadline_s if entry.deadline_s < NO_DEADLINE_S else entry.arrival_s + PATIENCE_S
-    return priority, due_s, entry.arrival_s
-
-
-def _load(snapshot: Snapshot, in_time: Iterable[Entry], token_s: float, busy_s: float) -> float:
-    load, work_s = 0.0, busy_s
-    for entry in in_time:
-        work_s += tokens_left(entry) * token_s
-        if entry.deadline_s < NO_DEADLINE_S:
-            load = max(load, work_s / max(entry.deadline_s - snapshot.now_s, 1e-6))
-    return load
+def next_batch(entries: Sequence[Entry], tokens: int) -> int:
+    """How many of the first entries make a batch of at least `tokens` tokens and, more than one, at most twice as many:
+    a prompt gains nothing from waiting for others once the device is busy."""
+    have = 0
+    for number, entry in enumerate(entries):
+        left = min(tokens_left(entry), MAX_RANGE_TOKENS)
+        if have >= tokens or (number and have + left > 2 * tokens):
+            return number
+        have += left
+    return len(entries)

@@ -33,12 +33,12 @@ def slack(entry: WaitingEntry) -> Key:
 
 
 ORDERINGS: Mapping[str, Ordering] = {"fcfs": fcfs, "slack": slack}
-ADMISSIONS = ("all", "timely")
+ADMISSIONS = ("all", "timely", "triage")
 
 
 class QueueRules(NamedTuple):
     """`ordering`: a name of `ORDERINGS`. `admission`: `all` keeps one queue; with `timely`, who can no longer meet its
-    target waits behind those who can."""
+    target waits behind those who can; with `triage`, so does who would make others miss theirs (`prompt_order`)."""
 
     ordering: str = "fcfs"
     admission: str = "all"

@@ -16,6 +16,7 @@ from bulletserve.core.plan import DecodeStep, Lane, MixedStep, Plan, PrefillGrou
 from bulletserve.core.request import Finished, FinishReason, Request
 from bulletserve.core.slo import NO_DEADLINE_S
 from bulletserve.core.snapshot import VICTIMS_SHOWN, Limits, Snapshot, Victim
+from bulletserve.scheduler.answer_lengths import AnswerLengths
 from bulletserve.scheduler.decode_set import DecodeSet
 from bulletserve.scheduler.forecasts import prompt_s, queue_s
 from bulletserve.scheduler.job import Job, Phase
@@ -32,9 +33,6 @@ from bulletserve.telemetry.lanes import LaneTimes
 
 NAMING_STEPS = 64
 """A row names the blocks it has filled every so many steps, each seat in its turn, and when it ends."""
-
-ANSWERS_REMEMBERED = 100
-"""The mean length of answers is about that of so many."""
 
 
 class State:
@@ -72,8 +70,7 @@ class State:
         self._last_rows_step = -1
         self._lane_queues = LaneQueues(limits)
         self._outbox = Outbox()
-        self._answers = 0
-        self._answer_tokens = 0.0
+        self._lengths = AnswerLengths()
 
     @property
     def is_idle(self) -> bool:
@@ -210,9 +207,7 @@ class State:
             self._outbox.finished.append(Finished(job.id, reason, stop_id, message, retry_after_s))
             del self._jobs[job.id]
             if reason in (FinishReason.STOP, FinishReason.LENGTH):
-                self._answers += 1
-                surprise = len(job.tokens) - job.prompt_tokens - self._answer_tokens
-                self._answer_tokens += surprise / min(self._answers, ANSWERS_REMEMBERED)
+                self._lengths.add(len(job.tokens) - job.prompt_tokens)
             self._withdraw(job)
             if job.last_step in self._steps:
                 for step in self._steps.values():
@@ -387,7 +382,7 @@ class State:
             prefill_lane=self._lane_queues.states[Lane.PREFILL],
             decode_lane=self._lane_queues.states[Lane.DECODE],
             correction=self.correction,
-            answer_tokens=self._answer_tokens,
+            answer_tokens=self._lengths.short_tokens,
         )
 
     def take_output(self, now_s: float) -> Output | None:

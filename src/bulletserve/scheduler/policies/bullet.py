@@ -1,238 +1,272 @@
-"""`bullet`: both lanes at once, the partition chosen anew at each layer group and decode step.
+"""`bullet`: both lanes at once, the partition chosen anew at each layer group and decode step; or whatever is better.
 
-The paper's scheduler and beyond: at each decision the ways to go on (`scheduler/ways`: every split of the lattice, a time
-slice, a mixed step of any size) are compared by forecast, and the cheapest that keeps the answers' pace is taken.
+The paper's scheduler and beyond. Prompts are ordered so that as many as possible are in time (`prompt_order`), in
+batches that just keep the device busy. Beside running answers, all ways to go on (`ways`: every split of the lattice, a
+time slice, a mixed step of any size) are compared by forecast, and the cheapest decode step that keeps the answers'
+pace (`decode_pace`) is taken. Decode pauses, and prefill has the whole device, while every running answer has slack.
+Where prompts are at risk, that slack is spent at once; where no way keeps both targets, the balanced one is taken.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
+from bulletserve.core.errors import ConfigError
 from bulletserve.core.plan import DecodeStep, MixedStep, Plan, PrefillGroup, Start
-from bulletserve.core.snapshot import LANE_DEPTH, MAX_RANGE_TOKENS, Snapshot
-from bulletserve.scheduler.batching import admissions, make_room, next_group
-from bulletserve.scheduler.decode_pace import pace
+from bulletserve.core.snapshot import LANE_DEPTH, MAX_BATCH_TOKENS, MAX_RANGE_TOKENS, AdmittedEntry, Snapshot
+from bulletserve.scheduler.batching import admissions, make_room, next_group, prompt_ranges
+from bulletserve.scheduler.decode_pace import Pace, pace
 from bulletserve.scheduler.outlook import Outlook
-from bulletserve.scheduler.policy import Forecaster, QueueParts
-from bulletserve.scheduler.prompt_order import Entry, PromptOrder, prompt_order, tokens_left
-from bulletserve.scheduler.ways import Way, mixed_within, sliced, splits_within
+from bulletserve.scheduler.partition_search import balanced, cheapest, cut, mixed_within, splits_within
+from bulletserve.scheduler.policy import Forecaster
+from bulletserve.scheduler.prompt_order import PromptOrder, next_batch, tokens_left
+from bulletserve.scheduler.queue_parts import QueueParts
+from bulletserve.scheduler.ways import Way, mixed, sliced, split
+
+WAYS = ("split", "sliced", "mixed")
+
+AT_RISK = 0.6
+"""Prompts are at risk when the work before a deadline takes more than this part of the time up to it."""
+
+NEED_MARGIN = 1.5
+"""What prefill is taken to need where not all targets can be kept, over what is known to wait: more will come."""
 
 HYSTERESIS = 0.05
+"""What is being done is left for something cheaper by this part at least."""
+
+BATCH_PARTS = 4
+"""A batch of a quarter of the device's `batch_tokens` keeps it nearly as busy and ends so much sooner."""
 
 
 @dataclass(frozen=True)
 class Bullet(QueueParts):
-    """Options."""
+    """`ways`: those to consider, joined by +. `pause`: whether decode may wait while it has slack.
+
+    `margin`: the part of a TPOT target that is kept in reserve. `longest_gap`: most time between two tokens of a
+    running answer, in parts of its TPOT target.
+    """
 
     ordering: str = "slack"
-    admission: str = "timely"
+    admission: str = "triage"
+    ways: str = "split+sliced+mixed"
+    pause: str = "yes"
     margin: float = 0.05
-    gap: float = 3.0
-    theta: float = 0.2
-    urgent: float = 0.6
-    catch: float = 0.7
-    use: str = "split+sliced+mixed"
-    batch: int = 1024
+    longest_gap: float = 3.0
     name: ClassVar[str] = "bullet"
-    needs_forecasts: ClassVar[bool] = True
+
+    @property
+    def needs_forecasts(self) -> bool:
+        """Everything is compared by forecast."""
+        return True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.ways or not set(self.ways.split("+")) <= set(WAYS):
+            raise ConfigError(f"ways must be some of {', '.join(WAYS)}, joined by +, not {self.ways!r}")
+        if self.pause not in ("yes", "no"):
+            raise ConfigError("pause must be yes or no")
+        if not 0 <= self.margin < 1:
+            raise ConfigError("margin must be at least 0 and below 1")
+        if not self.longest_gap >= 1:
+            raise ConfigError("longest_gap must be at least 1")
 
     def decide(self, snapshot: Snapshot, estimator: Forecaster) -> Plan:
+        """Admit the next batch; else start what either lane should do next."""
         return _Decision(self, snapshot, estimator).plan()
 
 
 class _Decision:
+    """One decision: what its parts need, made at most once."""
+
     def __init__(self, options: Bullet, snapshot: Snapshot, estimator: Forecaster) -> None:
-        self.o = options
-        self.s = snapshot
-        self.look = Outlook(snapshot, estimator)
-        self.total = self.look.total_sms
-        self.P, self.D = snapshot.prefill_lane, snapshot.decode_lane
+        self._options, self._snapshot = options, snapshot
+        self._outlook = Outlook(snapshot, estimator)
+        self._total = self._outlook.total_sms
+        self._prefill, self._decode = snapshot.prefill_lane, snapshot.decode_lane
 
     def plan(self) -> Plan:
-        s = self.s
-        victims, rows, missing = make_room(s)
-        if victims or (missing > 0 and s.decode_rows):
-            if victims:
-                return Plan(preempt=victims, because=f"{missing} blocks are missing")
-        can_decode = s.decode_rows > 0 and missing <= 0
-        order = None
-        if s.prefill is None and self.P.queued < LANE_DEPTH and (s.admitted or s.waiting or s.late):
-            order = prompt_order(s, self.look.token_s / 0.9, self.look.prefill_left_s)
-            batch = self.batch(order, self.o.batch)
-            new = [e for e in batch if not hasattr(e, "computed_tokens")]
-            if new:
-                admit = admissions(s, sum(tokens_left(e) for e in batch), new)
-                if admit:
-                    return Plan(admit=admit, because="next batch")
-        if not can_decode:
-            return self.prefill_alone(order)
-        has_work = s.prefill is not None or bool(s.admitted)
-        if not has_work:
-            return self.decode_on()
-        return self.both(order)
+        """The first thing that is to be done."""
+        snapshot = self._snapshot
+        victims, _, missing = make_room(snapshot)
+        if victims:
+            return Plan(preempt=victims, because=f"{missing} blocks are missing")
+        if self._may_open_batch and (admit := self._admissions()):
+            return Plan(admit=admit, because="the next batch")
+        has_prompts = snapshot.prefill is not None or bool(snapshot.admitted)
+        if not snapshot.decode_rows or missing > 0:
+            return self._prefill_alone() if has_prompts else Plan(because="nothing can start")
+        return self._both() if has_prompts else self._decode_alone()
 
-    def batch(self, order: PromptOrder, tokens: int) -> list[Entry]:
-        """The first prompts until there are enough tokens."""
-        chosen: list[Entry] = []
-        have = 0
-        for entry in (*order.in_time, *order.others):
-            if have >= tokens:
-                break
-            left = min(tokens_left(entry), MAX_RANGE_TOKENS)
-            if chosen and have + left > 2 * tokens:
-                break
-            chosen.append(entry)
-            have += left
-        return chosen
+    # --- prompts --------------------------------------------------------------------------------------------
 
-    def admitted_first(self, order: PromptOrder | None) -> list:
-        if order is None:
-            return []
-        return [e for e in (*order.in_time, *order.others) if hasattr(e, "computed_tokens")]
+    @property
+    def _may_open_batch(self) -> bool:
+        return self._snapshot.prefill is None and self._prefill.queued < LANE_DEPTH
 
-    def group(self, order: PromptOrder | None, sms: int) -> PrefillGroup | None:
-        if self.P.queued >= LANE_DEPTH:
-            return None
-        if self.s.prefill is not None:
-            return next_group(self.s, 0, sms)
-        entries = self.admitted_first(order)
-        n = 0
-        have = 0
-        for e in entries:
-            left = min(tokens_left(e), MAX_RANGE_TOKENS)
-            if (n and have + left > 2 * self.o.batch) or have >= self.o.batch:
-                break
-            n += 1
-            have += left
-        return next_group(self.s, max(have, 1), sms, entries=entries[:n])
+    @cached_property
+    def _order(self) -> PromptOrder:
+        return self._options.order(self._snapshot, self._outlook)
 
-    def prefill_alone(self, order: PromptOrder | None) -> Plan:
-        if self.s.prefill is None and not self.s.admitted:
-            return Plan(because="nothing")
-        g = self.group(order, self.total)
-        return Plan(starts=(g,) if g else (), because="prefill alone")
+    @property
+    def _batch_tokens(self) -> int:
+        return max(1, self._snapshot.limits.batch_tokens // BATCH_PARTS)
 
-    def decode_on(self) -> Plan:
-        """No prompt left to start."""
-        s, D, P = self.s, self.D, self.P
-        if D.queued >= LANE_DEPTH:
-            return Plan(because="a step ahead")
-        if (P.steps and s.prefilling_rows) or P.steps:
-            first = P.steps[0]
-            if first.sms == self.total:
-                # whole prefill finishing: newcomers join after; wait unless due
-                return Plan(because="newcomers join soon")
-            if D.queued:
-                return Plan(because="newcomers join soon")
-            sms = self.partner(first.sms)
-            return Plan(starts=(DecodeStep("all", sms),), because="beside the last group")
-        return Plan(starts=(DecodeStep("all", self.total),), because="decode alone")
+    def _admissions(self) -> tuple[int, ...]:
+        """Those of the next batch who have no blocks yet."""
+        snapshot = self._snapshot
+        if not (snapshot.waiting or snapshot.late):
+            return ()
+        entries = self._order.entries
+        batch = entries[: next_batch(entries, self._batch_tokens)]
+        tokens = sum(tokens_left(entry) for entry in batch if not isinstance(entry, AdmittedEntry))
+        return admissions(snapshot, tokens, self._order.waiting) if tokens else ()
 
-    def is_current(self, w: Way) -> bool:
-        if w.kind == "mixed":
-            return self.D.mixed
-        if w.kind == "split":
-            return not self.D.mixed and self.D.sms == w.partition.decode_sms
-        return not self.D.mixed and self.D.sms == self.total
+    @cached_property
+    def _batch(self) -> Sequence[AdmittedEntry]:
+        """The prompts of the batch to open."""
+        return self._admitted[: next_batch(self._admitted, self._batch_tokens)]
 
-    def partner(self, prefill_sms: int) -> int:
-        for p in self.s.limits.lattice.splits:
-            if p.prefill_sms == prefill_sms:
-                return p.decode_sms
-        return self.total
+    @cached_property
+    def _admitted(self) -> Sequence[AdmittedEntry]:
+        return self._order.admitted
 
-    def both(self, order: PromptOrder | None) -> Plan:
-        s, o, look = self.s, self.o, self.look
-        if self.P.queued >= LANE_DEPTH and self.D.queued >= LANE_DEPTH:
-            return Plan(because="full")
-        if self.P.queued >= LANE_DEPTH:
-            if any(step.sms == self.total for step in self.P.steps):
-                return Plan(because="prefill has the device")
-            return Plan(starts=(DecodeStep("all", self.partner(self.P.steps[-1].sms)),), because="beside")
-        if s.prefill is not None:
-            prompts = [(end - start, start) for start, end in s.prefill.token_ranges]
-            batch = look.prefill(prompts)
-            done = s.prefill.next_layer / s.limits.num_layers
+    @cached_property
+    def _prompts(self) -> list[tuple[int, int]]:
+        """New tokens and tokens before them, of the batch under way or to be opened."""
+        if self._snapshot.prefill is not None:
+            return [(end - start, start) for start, end in self._snapshot.prefill.token_ranges]
+        return [(min(tokens_left(entry), MAX_RANGE_TOKENS), entry.computed_tokens) for entry in self._batch]
+
+    @cached_property
+    def _load(self) -> float:
+        """The part of the time up to a deadline that is needed for the work before it."""
+        progress = self._snapshot.prefill
+        if progress is None:
+            return self._order.load
+        limits, outlook = self._snapshot.limits, self._outlook
+        left = 1.0 - progress.next_layer / limits.num_layers
+        batch_s = outlook.seconds(outlook.prefill(self._prompts), outlook.whole)
+        return left * batch_s / max(1e-3, progress.deadline_s - self._snapshot.now_s)
+
+    def _group(self, sms: int) -> PrefillGroup:
+        """The next layer group, of the batch under way or of a new one. There must be one."""
+        if self._snapshot.prefill is not None:
+            group = next_group(self._snapshot, 0, sms)
         else:
-            entries = self.admitted_first(order)
-            allprompts = [(tokens_left(e), e.computed_tokens) for e in entries]
-            have, prompts = 0, []
-            for new, before in allprompts:
-                new = min(new, MAX_RANGE_TOKENS)
-                if prompts and (have >= o.batch or have + new > 2 * o.batch):
-                    break
-                prompts.append((new, before))
-                have += new
-            batch = look.prefill(prompts)
-            done = 0.0
-        p = pace(s, look.decode_alone_s, o.margin)
-        start = look.decode_left_s
-        prev_end = start if self.D.steps else self.D.free_s - s.now_s
-        base = p.interval_s
-        load = order.load if order is not None else 0.0
-        if s.prefill is not None:
-            load = (1 - done) * look.seconds(batch, look.whole) / max(1e-3, s.prefill.deadline_s - s.now_s)
-            w = look.token_s * s.waiting_tokens
-        allowance = o.theta * s.answer_tokens * max(0.0, base - look.decode_alone_s)
-        is_urgent = load > o.urgent
-        high = o.gap if is_urgent else 1.0
-        low = o.catch if p.due_s - start + allowance < base else 1.0
-        due = min(p.due_s + (allowance if is_urgent else 0.0), prev_end + o.gap * base)
-        limit = min(max(due - start, low * base), high * base)
-        partitions = sorted(s.limits.lattice.splits, key=lambda x: -x.decode_sms)
-        ways: list[Way] = []
-        if "split" in o.use:
-            ways += splits_within(look, batch, partitions, limit)
-        if "sliced" in o.use or not ways:
-            ways.append(sliced(look))
-        can_mix = s.prefill is None and max(self.P.queued, self.D.queued) < LANE_DEPTH and "mixed" in o.use
-        if can_mix:
-            lim = min(max(due - look.both_left_s, low * base), high * base)
-            ways += mixed_within(look, allprompts, s.decode_rows, 8192 - s.decode_rows, lim)
-        fit = [w for w in ways if w.decode_s <= limit] or [min(ways, key=lambda w: w.decode_s)]
-        way = min(fit, key=lambda w: w.price_s * (1.0 - HYSTERESIS * self.is_current(w)))
-        because = f"{way.describe()}; due in {due * 1e3:.1f}, load {load:.2f}"
+            group = next_group(self._snapshot, MAX_BATCH_TOKENS, sms, entries=self._batch)
+        assert group is not None
+        return group
+
+    # --- one lane alone -------------------------------------------------------------------------------------
+
+    def _prefill_alone(self) -> Plan:
+        if self._prefill.queued >= LANE_DEPTH:
+            return Plan(because="prefill is a step ahead")
+        return Plan(starts=(self._group(self._total),), because="no answer is running: prefill has the device")
+
+    def _decode_alone(self) -> Plan:
+        """No prompt is left to start. Those that are being finished join sooner if no step is queued ahead of them."""
+        if self._decode.queued >= LANE_DEPTH:
+            return Plan(because="decode is a step ahead")
+        if not self._prefill.steps or self._decode.mixed:
+            return Plan(starts=(DecodeStep("all", self._total),), because="no prompt waits: decode has the device")
+        share = self._prefill.steps[0].sms
+        if share == self._total or self._decode.queued:
+            return Plan(because="newcomers are about to join")
+        return Plan(starts=(DecodeStep("all", self._beside(share)),), because="beside the end of a batch")
+
+    def _beside(self, prefill_sms: int) -> int:
+        """Decode's share where prefill has another."""
+        splits = self._snapshot.limits.lattice.splits
+        return next((p.decode_sms for p in splits if p.prefill_sms == prefill_sms), self._total)
+
+    # --- both lanes -----------------------------------------------------------------------------------------
+
+    def _both(self) -> Plan:
+        if self._prefill.queued >= LANE_DEPTH:
+            return self._decode_beside("prefill is a step ahead")
+        outlook = self._outlook
+        last_token_s = outlook.decode_left_s if self._decode.steps else self._decode.free_s - self._snapshot.now_s
+        pace_ = pace(self._snapshot, outlook.decode_alone_s, outlook.decode_left_s, self._options.margin)
+        at_risk = self._load > AT_RISK
+        due_s = min(
+            pace_.due_s + (pace_.allowance_s if at_risk else 0.0),
+            last_token_s + self._options.longest_gap * pace_.interval_s,
+        )
+        way = self._way(pace_, due_s, at_risk=at_risk)
+        because = f"{way.describe()}; due in {due_s * 1e3:.1f} ms, load {self._load:.2f}"
         if way.kind == "mixed":
-            entries = self.admitted_first(order)
-            reqs, ranges, t = [], [], way.tokens
-            for e in entries:
-                if t <= 0:
-                    break
-                n = min(t, tokens_left(e), MAX_RANGE_TOKENS)
-                reqs.append(e.request_id)
-                ranges.append((e.computed_tokens, e.computed_tokens + n))
-                t -= n
-            return Plan(starts=(MixedStep(tuple(reqs), tuple(ranges), "all", self.total),), because=because)
-        starts: list[Start] = []
-        # prefill lane
-        whole_running = bool(self.P.steps) and self.P.steps[-1].sms == self.total
-        decode_next = self.D.queued < LANE_DEPTH
-        if self.P.queued < LANE_DEPTH:
-            g = self.group(order, self.total)
-            if g is not None:
-                layers = g.layer_range[1] - g.layer_range[0]
-                took = look.seconds(batch, look.whole) * layers / s.limits.num_layers
-                if look.both_left_s + took + way.decode_s <= due:
-                    lost = look.decode_left_s - look.prefill_left_s
-                    if way.kind == "split" and lost > 0:
-                        share = way.partition.prefill_sms / self.total
-                        if lost * share > max(0.0, took - lost) * (1 - share):
-                            g = g._replace(sms=way.partition.prefill_sms)
-                    return Plan(starts=(g,), because="pause: " + because)
-                if way.kind == "split":
-                    starts.append(g._replace(sms=way.partition.prefill_sms))
-                elif way.kind == "sliced":
-                    if self.D.queued < LANE_DEPTH:
-                        return Plan(starts=(DecodeStep("all", self.total),), because=because)
-                    return Plan(because="sliced: decode queued")
-        # decode lane
-        if self.D.queued < LANE_DEPTH:
-            if self.P.steps:
-                first = self.P.steps[0].sms
-                if first == self.total:
-                    if way.kind == "sliced" and not starts:
-                        starts.append(DecodeStep("all", self.total))
-                elif self.P.steps[-1].sms != self.total:
-                    starts.append(DecodeStep("all", self.partner(self.P.steps[-1].sms)))
-            elif starts:
-                starts.append(DecodeStep("all", way.partition.decode_sms))
+            requests, ranges = prompt_ranges(self._snapshot, way.tokens, self._admitted)
+            return Plan(starts=(MixedStep(requests, ranges, "all", self._total),), because=because)
+        group = self._group(self._total)
+        if self._can_pause(group, way, due_s):
+            return Plan(
+                starts=(group._replace(sms=self._share_in_pause(group, way)),), because="pause, then " + because
+            )
+        if way.kind == "sliced":
+            ahead = self._decode.queued >= LANE_DEPTH
+            return Plan(starts=() if ahead else (DecodeStep("all", self._total),), because=because)
+        group = group._replace(sms=way.partition.prefill_sms)
+        if self._prefill.steps:
+            return Plan(starts=(group,), because=because)
+        starts: list[Start] = [group]
+        if self._decode.queued < LANE_DEPTH:
+            starts.append(DecodeStep("all", way.partition.decode_sms))
         return Plan(starts=tuple(starts), because=because)
+
+    def _decode_beside(self, because: str) -> Plan:
+        """Decode beside what the prefill lane has; a step that has the whole device is waited for."""
+        if self._decode.queued >= LANE_DEPTH or any(step.sms == self._total for step in self._prefill.steps):
+            return Plan(because=because)
+        return Plan(starts=(DecodeStep("all", self._beside(self._prefill.steps[-1].sms)),), because=because)
+
+    def _way(self, pace_: Pace, due_s: float, *, at_risk: bool) -> Way:
+        """The cheapest way to run the next decode step that keeps the pace, else the balanced one."""
+        options, outlook, snapshot = self._options, self._outlook, self._snapshot
+        longest_s = pace_.interval_s * (options.longest_gap if at_risk else 1.0)
+        limit_s = min(max(due_s - outlook.decode_left_s, pace_.limit_s), longest_s)
+        batch = outlook.prefill(self._prompts)
+        splits = snapshot.limits.lattice.splits if "split" in options.ways else ()
+        ways = splits_within(outlook, batch, splits, limit_s, self._decode.sms)
+        prompts: list[tuple[int, int]] = []
+        if self._may_open_batch and self._decode.queued < LANE_DEPTH and "mixed" in options.ways:
+            prompts = [(tokens_left(entry), entry.computed_tokens) for entry in self._admitted]
+            most = MAX_BATCH_TOKENS - snapshot.decode_rows
+            mixed_limit_s = min(max(due_s - outlook.both_left_s, pace_.limit_s), longest_s)
+            ways += mixed_within(outlook, prompts, snapshot.decode_rows, most, mixed_limit_s)
+        if ways and "sliced" not in options.ways:
+            return cheapest(ways, self._discount)
+        if ways:
+            return cheapest([*ways, sliced(outlook)], self._discount)
+        ways = [*(split(outlook, batch, partition) for partition in splits), sliced(outlook)]
+        if prompts:
+            ways.append(mixed(outlook, cut(prompts, self._batch_tokens)))
+        return balanced(ways, limit_s, NEED_MARGIN * self._load)
+
+    def _discount(self, way: Way) -> float:
+        """What is being done already counts as a little cheaper."""
+        if way.kind == "mixed" or self._decode.mixed:
+            same = way.kind == "mixed" and self._decode.mixed
+        else:
+            same = way.partition.decode_sms == self._decode.sms
+        return 1.0 - HYSTERESIS if same else 1.0
+
+    def _can_pause(self, group: PrefillGroup, way: Way, due_s: float) -> bool:
+        """Whether a group on the whole device leaves time for a decode step before one is due."""
+        after_s = self._outlook.both_left_s + self._whole_s(group) + way.decode_s
+        return self._options.pause == "yes" and after_s <= due_s
+
+    def _whole_s(self, group: PrefillGroup) -> float:
+        first, end = group.layer_range
+        batch_s = self._outlook.seconds(self._outlook.prefill(self._prompts), self._outlook.whole)
+        return batch_s * (end - first) / self._snapshot.limits.num_layers
+
+    def _share_in_pause(self, group: PrefillGroup, way: Way) -> int:
+        """The whole device; a share where the group would wait for a decode step to end for longer than it gains."""
+        waits_s = self._outlook.decode_left_s - self._outlook.prefill_left_s
+        if way.kind != "split" or waits_s <= 0:
+            return self._total
+        share = way.partition.prefill_sms / self._total
+        gains_s = max(0.0, self._whole_s(group) - waits_s) * (1.0 - share)
+        return way.partition.prefill_sms if waits_s * share > gains_s else self._total

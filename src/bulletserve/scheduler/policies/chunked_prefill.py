@@ -11,7 +11,8 @@ from bulletserve.core.errors import ConfigError
 from bulletserve.core.plan import DecodeStep, MixedStep, Plan
 from bulletserve.core.snapshot import LANE_DEPTH, Snapshot
 from bulletserve.scheduler.batching import admissions, admitted_tokens, make_room, next_group, prompt_ranges
-from bulletserve.scheduler.policy import Forecaster, QueueParts
+from bulletserve.scheduler.policy import Forecaster
+from bulletserve.scheduler.queue_parts import QueueParts
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,10 @@ class ChunkedPrefill(QueueParts):
         budget = self.budget or snapshot.limits.batch_tokens
         room = max(budget - rows, 0 if rows else 1)
         lacking = room - admitted_tokens(snapshot)
-        admit = admissions(snapshot, lacking) if lacking > 0 else ()
+        admit = admissions(snapshot, lacking, self.waiting(snapshot, estimator)) if lacking > 0 else ()
         if admit:
             return Plan(admit=admit, because=f"room for {lacking} prompt tokens")
-        requests, ranges = prompt_ranges(snapshot, room)
+        requests, ranges = prompt_ranges(snapshot, room, self.admitted(snapshot, estimator))
         if requests:
             tokens = sum(end - start for start, end in ranges)
             return Plan(

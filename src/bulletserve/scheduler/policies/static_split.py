@@ -11,7 +11,8 @@ from bulletserve.core.errors import ConfigError
 from bulletserve.core.plan import Plan, Start
 from bulletserve.core.snapshot import LANE_DEPTH, Snapshot
 from bulletserve.scheduler.batching import admissions, admitted_tokens, decode_or_preempt, next_group
-from bulletserve.scheduler.policy import Forecaster, QueueParts
+from bulletserve.scheduler.policy import Forecaster
+from bulletserve.scheduler.queue_parts import QueueParts
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class StaticSplit(QueueParts):
         tokens = self.batch_tokens or limits.batch_tokens
         room = tokens - admitted_tokens(snapshot)
         if snapshot.prefill is None and not snapshot.admitted and snapshot.prefill_lane.queued < LANE_DEPTH:
-            admit = admissions(snapshot, room)
+            admit = admissions(snapshot, room, self.waiting(snapshot, estimator))
             if admit:
                 return Plan(admit=admit, because="the prefill lane is free")
         prefill_waits = snapshot.prefill is not None or bool(snapshot.admitted)
@@ -57,7 +58,7 @@ class StaticSplit(QueueParts):
             step, victims = decode_or_preempt(snapshot, decode_sms)
             starts += [step] if step else []
         if prefill_waits and snapshot.prefill_lane.queued < LANE_DEPTH and not victims:
-            group = next_group(snapshot, tokens, prefill_sms)
+            group = next_group(snapshot, tokens, prefill_sms, entries=self.admitted(snapshot, estimator))
             starts += [group] if group else []
         return Plan(
             starts=tuple(starts),

@@ -10,7 +10,8 @@ from bulletserve.core.errors import ConfigError
 from bulletserve.core.plan import Plan
 from bulletserve.core.snapshot import Snapshot
 from bulletserve.scheduler.batching import admissions, admitted_tokens, decode_or_preempt, next_group
-from bulletserve.scheduler.policy import Forecaster, QueueParts
+from bulletserve.scheduler.policy import Forecaster
+from bulletserve.scheduler.queue_parts import QueueParts
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,10 @@ class TimeSliced(QueueParts):
             return Plan(because="a prefill batch has the device")
         tokens = self.batch_tokens or snapshot.limits.batch_tokens
         room = tokens - admitted_tokens(snapshot)
-        admit = admissions(snapshot, room) if room > 0 else ()
+        admit = admissions(snapshot, room, self.waiting(snapshot, estimator)) if room > 0 else ()
         if admit:
             return Plan(admit=admit, because="waiting prompts first")
-        group = next_group(snapshot, tokens, whole, whole=True)
+        group = next_group(snapshot, tokens, whole, whole=True, entries=self.admitted(snapshot, estimator))
         if group is not None:
             return Plan(starts=(group,), because="waiting prompts first")
         if snapshot.decode_lane.queued >= 2:
