@@ -2,8 +2,8 @@
 
     python benchmarks/h200_calibration.py
 
-Reads tests/estimator/data/h200_llama8b.samples.json, writes benchmarks/h200_llama8b.json and the samples beside it. None
-of the points ran alone on a share, so some constants are effective ones only (docs/decisions/0005).
+Reads tests/estimator/data/h200_llama8b.samples.json, writes benchmarks/h200_llama8b.json and the samples beside it.
+None of the points ran alone on a share, so some constants are effective ones only (docs/decisions/0005).
 """
 
 from pathlib import Path
