@@ -40,13 +40,22 @@ class Polite(QueueParts):
 
 
 if __name__ == "__main__":
-    from bulletserve.simulator.run import h200_limits, simulate
-    from bulletserve.simulator.truth import H200Table
+    from bulletserve.core.shapes import ModelShape
+    from bulletserve.estimator.calibration import datasheet
+    from bulletserve.estimator.estimator import Estimator
+    from bulletserve.simulator.engine import limits_of
+    from bulletserve.simulator.experiment import Setup
+    from bulletserve.simulator.run import simulate
     from bulletserve.telemetry.latency import quantile
     from bulletserve.workload.request_list import RequestLengths
 
+    card = datasheet("NVIDIA H200", 132)
+    assert card is not None
+    estimator = Estimator(card, ModelShape("llama", 32, 4096, 14336, 32, 8, 128, 128256, 131072))
+    setup = Setup(estimator, limits_of(estimator))
     slo = Slo("chat", ttft_s=0.5, tpot_s=0.02)
     requests = [RequestLengths(at / 8, 1000 + at % 7 * 100, 50) for at in range(200)]
-    answers = simulate(requests, h200_limits(), Polite(), H200Table(), slo).collector.answers.values()
+    run = simulate(requests, setup.limits, Polite(), setup.truth(1), slo, estimator)
+    answers = run.collector.answers.values()
     print(f"median TTFT {quantile([a.ttft_s for a in answers], 0.5) * 1e3:.0f} ms")
     print(f"{sum(a.meets(slo) for a in answers)} of {len(answers)} requests met their targets")

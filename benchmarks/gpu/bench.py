@@ -110,6 +110,7 @@ class Bench:
             batch_tokens=loaded.batch_tokens,
             lattice=loaded.executor.lattice,
             one_group_tokens=loaded.graph_tokens,
+            captured_rows=loaded.captured_rows,
         )
 
     def close(self) -> None:

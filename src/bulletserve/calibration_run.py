@@ -5,18 +5,18 @@ property of one kind of step.
 """
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import import_module
-from typing import Any
+from math import inf
+from typing import TYPE_CHECKING, Any
 
 from bulletserve.commands.gpu_report import driver_version, installed
-from bulletserve.compose import Engine
 from bulletserve.core.errors import EngineError
 from bulletserve.core.samples import Sample
-from bulletserve.core.snapshot import MAX_BATCH_TOKENS
 from bulletserve.estimator.calibration import Calibration
 from bulletserve.estimator.errors import Predictor, by_group, exact
 from bulletserve.machine import code_commit, device_name
@@ -27,12 +27,18 @@ from bulletserve.profiling.driver import Driver
 from bulletserve.profiling.engine_sources import EngineSources
 from bulletserve.profiling.meter import Meter
 from bulletserve.profiling.points import Point
-from bulletserve.profiling.profiler import POWER_PACE, Pace, Profiler, Samples, faster
+from bulletserve.profiling.profiler import POWER_PACE, Profiler, Samples, faster
 from bulletserve.profiling.scope import Scope, cpu_scope, gpu_scope
 from bulletserve.profiling.traces import TooFewSteps
 
+if TYPE_CHECKING:
+    from bulletserve.compose import Engine
+
 MOST_SKIPPED = 0.25
 """A run of which more than this share gave no figure is no calibration."""
+
+KEPT_S = 10.0
+"""How often what is measured so far is given away."""
 
 CPU_CLOCK_MHZ = 1000.0
 """Stands for a clock that is not known: forecasts use ratios to it only."""
@@ -45,7 +51,7 @@ Errors = Mapping[str, Mapping[str, float]]
 class CalibrationPlan:
     """What is going to be measured on `engine`, and with which meter (None: a device without counters)."""
 
-    engine: Engine
+    engine: "Engine"
     scope: Scope
     design: Design
     power: tuple[Point, ...]
@@ -59,85 +65,139 @@ class CalibrationPlan:
         return self.scope.rounds * (len(self.design.fit) + len(self.design.held_out)) + len(self.power)
 
 
-def make_plan(engine: Engine, device_kind: str, *, quick: bool = False, seed: int = 0) -> CalibrationPlan:
-    """The plan for an idle engine on `device_kind` ("cuda" or "cpu"); `quick`: fewer points. Raises `ValueError`."""
+def make_plan(
+    engine: "Engine", device_kind: str, *, quick: bool = False, brief: bool = False, seed: int = 0
+) -> CalibrationPlan:
+    """The plan for an idle engine on `device_kind` ("cuda" or "cpu"); `quick`: fewer points; `brief`, on a CPU: those
+    of a first start. Raises `ValueError`."""
     limits, length = engine.limits, engine.info.max_model_len
     meter: Meter | None = None
     if device_kind == "cuda":
         scope = gpu_scope(limits, length, quick=quick)
-        torch = import_module("torch")
-        uuid = getattr(torch.cuda.get_device_properties(0), "uuid", None)
-        meter = Meter(uuid=None if uuid is None else str(uuid))
+        meter = Meter(uuid=gpu_uuid())
     else:
-        scope = cpu_scope(limits, length, engine.checkpoint.shape.parameters, quick=quick)
+        scope = cpu_scope(limits, length, engine.checkpoint.shape.parameters, quick=quick, brief=brief)
     design = make_design(limits.lattice, scope.reach, scope.fit, scope.held_out, seed)
     counted = meter is not None and not meter.why_not
     power = power_points(limits.lattice, scope.reach) if counted else ()
     return CalibrationPlan(engine, scope, design, power, meter, device_kind, seed)
 
 
-def measure(plan: CalibrationPlan, told: Callable[[Point], None] = lambda _: None) -> Measurements:
-    """Run all points; `told` hears of each that begins.
+def measure(
+    plan: CalibrationPlan,
+    told: Callable[[Point], None] = lambda _: None,
+    *,
+    until_s: float = inf,
+    kept: Callable[[Measurements], None] = lambda _: None,
+) -> Measurements:
+    """Run all points, or those for which there is time `until_s` (of `time.monotonic`).
 
-    Raises `EngineError` when a step fails or too many points give no figure.
+    `told` hears of each that begins, `kept` every few seconds, and before an exception leaves, of all that is measured
+    so far. A step that fails ends the run: a broken device has no more to say, and what it said before is not lost
+    (`Measurements.cut_short`).
     """
-    engine, design, scope = plan.engine, plan.design, plan.scope
+    engine, scope = plan.engine, plan.scope
     cache = getattr(engine.executor, "cache", None)
     if cache is not None:
         fill_cache(cache.layers)
     sources = EngineSources(engine.limits, engine.info.vocab_size, scope.growth_tokens)
     profiler = Profiler(Driver(engine.executor, engine.inbox, plan.meter), sources)
-    points = [*design.fit, *design.held_out]
-    rng = random.Random(plan.seed)
-    runs = [(point, scope.pace) for _ in range(scope.rounds) for point in rng.sample(points, len(points))]
-    found, skipped = _run_all(profiler, [*runs, *((point, POWER_PACE) for point in plan.power)], told)
-    points += plan.power
-    if len(skipped) > MOST_SKIPPED * len(points):
-        point, why = next(iter(skipped.items()))
-        raise EngineError(
-            f"{len(skipped)} of {len(points)} points gave no figure, the first: {point.describe()}: {why}"
-        )
-    fit, held_out, power = (
-        tuple(sample for point in part for sample in found.get(point, ()))
-        for part in (design.fit, design.held_out, plan.power)
-    )
-    return Measurements(
-        device=device_facts(plan),
-        shape=engine.checkpoint.shape,
-        dtype_bytes=4 if engine.info.dtype == "float32" else 2,
-        fit=fit,
-        held_out=held_out,
-        power=power,
-        skipped=tuple((point.describe(), why) for point, why in skipped.items()),
-    )
+    return _Measuring(plan, profiler, device_facts(plan)).run(told, until_s, kept)
 
 
-def _run_all(
-    profiler: Profiler, runs: Sequence[tuple[Point, Pace]], told: Callable[[Point], None]
-) -> tuple[dict[Point, Samples], dict[Point, str]]:
-    """The best run of each point, and why some have none."""
-    found: dict[Point, Samples] = {}
-    failed: dict[Point, str] = {}
-    with suppress(TooFewSteps):
-        profiler.measure(*runs[0])  # cold clocks and caches
-    for point, pace in runs:
-        told(point)
+def check_enough(measured: Measurements) -> None:
+    """Raise `EngineError` for a run of which too little came."""
+    points = len({(s.step, s.partition, s.alongside) for s in measured.fitted + measured.held_out})
+    if measured.skipped and len(measured.skipped) > MOST_SKIPPED * (points + len(measured.skipped)):
+        what, why = measured.skipped[0]
+        raise EngineError(f"{len(measured.skipped)} points gave no figure, the first: {what}: {why}")
+
+
+class _Measuring:
+    """The best run of each point so far, and why some have none."""
+
+    def __init__(self, plan: CalibrationPlan, profiler: Profiler, facts: Mapping[str, Any]) -> None:
+        self._plan, self._profiler, self._facts = plan, profiler, facts
+        self._found: dict[Point, Samples] = {}
+        self._failed: dict[Point, str] = {}
+        self._cut_short = ""
+
+    def run(self, told: Callable[[Point], None], until_s: float, kept: Callable[[Measurements], None]) -> Measurements:
+        """All runs, those of power first: without them the fit would know another card."""
         try:
-            found[point] = faster(found.get(point), profiler.measure(point, pace))
-        except TooFewSteps as error:
-            failed[point] = str(error)
-    return found, {point: why for point, why in failed.items() if point not in found}
+            self._run(told, until_s, kept)
+        except BaseException:
+            kept(self.measurements())
+            raise
+        return self.measurements()
+
+    def _run(self, told: Callable[[Point], None], until_s: float, kept: Callable[[Measurements], None]) -> None:
+        plan, rng = self._plan, random.Random(self._plan.seed)
+        points = [*plan.design.fit, *plan.design.held_out]
+        runs = [(point, POWER_PACE) for point in plan.power]
+        runs += [
+            (point, plan.scope.pace) for _ in range(plan.scope.rounds) for point in rng.sample(points, len(points))
+        ]
+        with suppress(TooFewSteps, EngineError):
+            self._profiler.measure(runs[-1][0], plan.scope.pace)  # cold clocks and caches
+        kept_s = time.monotonic()
+        for at, (point, pace) in enumerate(runs):
+            now_s = time.monotonic()
+            if now_s > until_s:
+                self._cut_short = f"time ran out after {at} of {len(runs)} runs"
+                break
+            if now_s > kept_s + KEPT_S:
+                kept(self.measurements())
+                kept_s = now_s
+            told(point)
+            try:
+                self._found[point] = faster(self._found.get(point), self._profiler.measure(point, pace))
+            except (TooFewSteps, ValueError) as error:  # too little was seen, or the cache is too small for it
+                self._failed[point] = str(error)
+            except EngineError as error:
+                self._cut_short = f"{error} (after {at} of {len(runs)} runs)"
+                break
+
+    def measurements(self) -> Measurements:
+        """All that is known."""
+        plan, engine = self._plan, self._plan.engine
+        fit, held_out, power = (
+            tuple(sample for point in part for sample in self._found.get(point, ()))
+            for part in (plan.design.fit, plan.design.held_out, plan.power)
+        )
+        return Measurements(
+            device=self._facts,
+            shape=engine.checkpoint.shape,
+            dtype_bytes=dtype_bytes(engine.info.dtype),
+            fit=fit,
+            held_out=held_out,
+            power=power,
+            skipped=tuple((p.describe(), why) for p, why in self._failed.items() if p not in self._found),
+            cut_short=self._cut_short,
+        )
+
+
+def gpu_uuid() -> str | None:
+    """The GPU's, as NVML knows it, where torch tells it."""
+    uuid = getattr(import_module("torch").cuda.get_device_properties(0), "uuid", None)
+    return None if uuid is None else str(uuid)
+
+
+def dtype_bytes(dtype: str) -> int:
+    """Bytes of a number in a dtype that an engine may have."""
+    return 4 if dtype == "float32" else 2
 
 
 def device_facts(plan: CalibrationPlan) -> dict[str, Any]:
-    """The fields of `estimator.fit.DeviceFacts`. On a CPU no host launches kernels, however many rows a step has."""
+    """The fields of `estimator.fit.DeviceFacts`."""
     limits, meter = plan.engine.limits, plan.meter
     return {
         "name": device_name(plan.device_kind),
         "total_sms": limits.lattice.total_sms,
         "power_cap_w": meter.power_limit_w() if meter else None,
         "top_clock_mhz": (meter.max_clock_mhz() if meter else None) or CPU_CLOCK_MHZ,
-        "graph_tokens": limits.one_group_tokens if plan.device_kind == "cuda" else MAX_BATCH_TOKENS + limits.max_seqs,
+        "graph_tokens": limits.captured_rows,
+        "dtype": plan.engine.info.dtype,
         "source": "measured",
         "driver": (driver_version() or "") if plan.device_kind == "cuda" else "",
         "torch": installed("torch") or "",
@@ -146,18 +206,25 @@ def device_facts(plan: CalibrationPlan) -> dict[str, Any]:
     }
 
 
+def fit_measured(measured: Measurements) -> Calibration:
+    """The calibration, not judged. Raises `ConfigError` where there are too few samples."""
+    fitting = import_module("bulletserve.estimator.fit")  # brings scipy
+    facts = fitting.DeviceFacts(**measured.device)
+    found: Calibration = fitting.fit(measured.fitted, facts, measured.shape, measured.dtype_bytes).calibration
+    return found
+
+
 def fit_and_judge(measured: Measurements) -> tuple[Calibration, dict[str, Errors]]:
     """The calibration with its errors on the points held out, and those of every way to forecast, by name.
 
     Raises `ConfigError` where there are too few samples.
     """
-    fitting, others = (import_module(f"bulletserve.estimator.{name}") for name in ("fit", "baselines"))  # bring scipy
-    facts, shape, dtype_bytes = fitting.DeviceFacts(**measured.device), measured.shape, measured.dtype_bytes
-    found: Calibration = fitting.fit(measured.fitted, facts, shape, dtype_bytes).calibration
+    found, others = fit_measured(measured), import_module("bulletserve.estimator.baselines")
+    total, shape = found.total_sms, measured.shape
     ways: dict[str, Predictor] = {
         "calibrated": lambda sample: forecast_seconds(found, measured, sample),
-        "roofline": others.roofline(measured.fitted, facts.total_sms, shape, dtype_bytes),
-        "linear regression": others.linear_regression(measured.fitted, facts.total_sms),
+        "roofline": others.roofline(measured.fitted, total, shape, measured.dtype_bytes),
+        "linear regression": others.linear_regression(measured.fitted, total),
     }
     errors: dict[str, Errors] = {name: by_group(measured.held_out, predict) for name, predict in ways.items()}
     return replace(found, provenance=replace(found.provenance, holdout_errors=errors["calibrated"])), errors

@@ -9,9 +9,9 @@ import json
 import logging
 import re
 from collections.abc import Iterator
-from dataclasses import asdict
 from math import inf, log
 from pathlib import Path
+from typing import NamedTuple
 
 from bulletserve.cache_files import cache_root
 from bulletserve.core.errors import ConfigError
@@ -29,10 +29,10 @@ def cache_folder() -> Path:
     return cache_root() / "calibrations"
 
 
-def default_path(device: str, total_sms: int, shape: ModelShape) -> Path:
-    """The file of a device of `total_sms` SMs (or threads) and a model shape."""
+def default_path(device: str, total_sms: int, shape: ModelShape, dtype: str) -> Path:
+    """The file of a device of `total_sms` SMs (or threads) and a model shape in a dtype."""
     plain = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
-    return cache_folder() / f"{plain}-{total_sms}-{shape_hash(shape)}.json"
+    return cache_folder() / f"{plain}-{total_sms}-{shape_hash(shape)}-{dtype}.json"
 
 
 def samples_path(path: Path) -> Path:
@@ -40,34 +40,55 @@ def samples_path(path: Path) -> Path:
     return path.with_name(path.name.removesuffix(".json") + SAMPLES_SUFFIX)
 
 
+def partial_path(path: Path) -> Path:
+    """Where the samples of a run that has not ended lie."""
+    return path.with_name(path.name.removesuffix(".json") + ".partial" + SAMPLES_SUFFIX)
+
+
+def calibration_path(samples: Path) -> Path:
+    """Where the calibration of these samples belongs: the inverse of `samples_path`."""
+    return samples.with_name(samples.name.removesuffix(SAMPLES_SUFFIX) + ".json")
+
+
 def shape_hash(shape: ModelShape) -> str:
     """Twelve hex digits of everything that decides how much work a step is."""
-    plain = json.dumps(asdict(shape), sort_keys=True)
+    sizes = (shape.num_layers, shape.hidden_size, shape.intermediate_size, shape.num_heads, shape.num_kv_heads)
+    plain = json.dumps([*sizes, shape.head_dim, shape.vocab_size, shape.sliding_window])
     return hashlib.sha256(plain.encode()).hexdigest()[:12]
 
 
-def find_calibration(device: str, total_sms: int, shape: ModelShape) -> tuple[Calibration | None, str]:
-    """The calibration to go by, and in words where it is from and what is wrong with it.
+class Found(NamedTuple):
+    """The calibration to go by (None: nothing is known of the device), and in words where it is from and what is wrong
+    with it. `own`: measured, with this very model."""
 
-    `device` and `total_sms` as in `Calibration`. None where nothing is known of the device. A file that cannot be read
-    is passed over with a warning.
+    calibration: Calibration | None
+    source: str
+    own: bool = False
+
+
+def find_calibration(device: str, total_sms: int, shape: ModelShape, dtype: str, model: str = "MODEL") -> Found:
+    """The best calibration of a device for a model of `shape` in `dtype`, which commands call `model`
+    ("": the packaged one).
+
+    `device` and `total_sms` as in `Calibration`. A file that cannot be read is passed over with a warning.
     """
+    fix = f"bullet calibrate {model}".rstrip()
     for folder, whose in ((cache_folder(), "measured on this machine"), (PACKAGED, "shipped with bulletserve")):
-        fitting = list(_of_device(folder, device, total_sms))
+        fitting = list(_of_device(folder, device, total_sms, dtype))
         for path, one in fitting:
             if one.provenance.shape is not None and shape_hash(one.provenance.shape) == shape_hash(shape):
-                return one, f"{whose} for this model ({path})"
+                return Found(one, f"{whose} for this model ({path})", own=True)
         if fitting:
             path, one = min(fitting, key=lambda found: _distance(found[1], shape))
-            return one, f"{whose} with another model ({path}); for this one run: bullet calibrate MODEL"
+            return Found(one, f"{whose} with another model ({path}); for this one run: {fix}")
     known = datasheet(device, total_sms)
     if known is not None:
-        return known, f"published peaks of {device}: times may be far off; measure them with: bullet calibrate MODEL"
-    return None, f"none for {device}, and no datasheet lists it; make one with: bullet calibrate MODEL"
+        return Found(known, f"published peaks of {device}: times may be far off; measure them with: {fix}")
+    return Found(None, f"none for {device}, and no datasheet lists it; make one with: {fix}")
 
 
-def _of_device(folder: Path, device: str, total_sms: int) -> Iterator[tuple[Path, Calibration]]:
-    """The folder's calibrations of a device, newest first."""
+def _of_device(folder: Path, device: str, total_sms: int, dtype: str) -> Iterator[tuple[Path, Calibration]]:
+    """The folder's calibrations of a device with numbers of this size, newest first."""
     found: list[tuple[Path, Calibration]] = []
     for path in sorted(folder.glob("*.json")):
         if path.name.endswith(SAMPLES_SUFFIX):
@@ -77,9 +98,17 @@ def _of_device(folder: Path, device: str, total_sms: int) -> Iterator[tuple[Path
         except ConfigError as error:
             _log.warning("%s: %s", path, error)
             continue
-        if (one.device, one.total_sms) == (device, total_sms):
+        if (one.device, one.total_sms) == (device, total_sms) and _as_wide(one.provenance.dtype, dtype):
             found.append((path, one))
     yield from sorted(found, key=lambda pair: pair[1].provenance.date, reverse=True)
+
+
+def _as_wide(one: str, other: str) -> bool:
+    """Whether steps in two dtypes take the same time: those of two bytes do."""
+    return one == other or {one, other} <= _TWO_BYTES
+
+
+_TWO_BYTES = {"bfloat16", "float16"}
 
 
 def _distance(calibration: Calibration, shape: ModelShape) -> float:

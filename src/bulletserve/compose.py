@@ -5,7 +5,8 @@ how policies are compared over the same weights.
 """
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 
 from bulletserve.core.config import EngineConfig
 from bulletserve.core.engine_info import EngineInfo
@@ -14,15 +15,21 @@ from bulletserve.core.ports import Clock, Outlet, Poster
 from bulletserve.core.snapshot import Limits
 from bulletserve.engine.load import choose_device, load_cpu_engine
 from bulletserve.engine.loaded import DeviceExecutor, LoadedEngine
+from bulletserve.estimator.estimator import Estimator
+from bulletserve.forecasting import Forecasts, forecasts_for
 from bulletserve.formats.checkpoint import open_checkpoint
 from bulletserve.formats.description import Checkpoint
+from bulletserve.machine import code_commit
 from bulletserve.resources.cpu_threads import use_threads
 from bulletserve.scheduler.inbox import MonotonicClock, QueueInbox
 from bulletserve.scheduler.kv_ledger import KvLedger
 from bulletserve.scheduler.loop import Loop, Observer
 from bulletserve.scheduler.policies import make_policy
 from bulletserve.scheduler.policy import Policy
+from bulletserve.scheduler.replay import RecordedEngine
 from bulletserve.scheduler.state import State
+from bulletserve.telemetry.recorder import Recorder
+from bulletserve.version import __version__
 
 _log = logging.getLogger(__name__)
 
@@ -39,17 +46,30 @@ class Engine:
     policy: Policy
     inbox: QueueInbox
     clock: Clock = field(default_factory=MonotonicClock)
+    forecasts: Forecasts | None = None
 
     def loop(self, outlet: Outlet, policy: Policy | None = None, observer: Observer | None = None) -> Loop:
-        """A fresh loop with an empty cache. The one before it must have ended with nothing in flight."""
+        """A fresh loop with an empty cache. The one before it must have ended with nothing in flight.
+
+        Forecasts are looked for when the first loop is made; a policy that cannot do without them may have this CPU
+        measured for some seconds then. `info` says which they are.
+        """
         ledger = KvLedger(self.limits.total_blocks + 1, self.limits.block_size, self.config.enable_prefix_caching)
         policy = policy or self.policy
-        state = State(self.limits, ledger, policy.rules)
+        if self.forecasts is None or (policy.needs_forecasts and self.forecasts.estimator is None):
+            self._find_forecasts(needed=policy.needs_forecasts)
+        estimator = self.forecasts.estimator if self.forecasts else None
+        state = State(self.limits, ledger, policy.rules, estimator)
         return Loop(state, policy, self.executor, self.inbox, self.clock, outlet, observer)
 
     def close(self) -> None:
         """End the lanes."""
         self.executor.close()
+
+    def _find_forecasts(self, *, needed: bool) -> None:
+        self.forecasts = forecasts_for(self, needed=needed)
+        if self.forecasts.note:
+            self.info = replace(self.info, notes=(*self.info.notes, self.forecasts.note))
 
 
 def build_engine(config: EngineConfig, inbox: QueueInbox | None = None) -> Engine:
@@ -88,9 +108,25 @@ def build_engine(config: EngineConfig, inbox: QueueInbox | None = None) -> Engin
         batch_tokens=loaded.batch_tokens,
         lattice=loaded.executor.lattice,
         one_group_tokens=loaded.graph_tokens,
+        captured_rows=loaded.captured_rows,
     )
     _log.debug("%s", info.describe())
     return Engine(config, checkpoint, info, limits, loaded.executor, policy, inbox)
+
+
+def record_to(path: Path, engine: Engine, loop: Loop) -> Recorder:
+    """What writes down all that `loop` decides: set it as the loop's observer. Raises `ConfigError`."""
+    known = loop.state.estimator
+    estimator = known if isinstance(known, Estimator) else None
+    recorded = RecordedEngine(engine.config.policy, engine.limits, engine.config.enable_prefix_caching, estimator)
+    origin = {
+        "origin": {"from": "serve", "model": engine.info.model_name, "device": engine.info.device},
+        "config": asdict(engine.config),
+        "seed": engine.config.seed,
+        "version": __version__,
+        "commit": code_commit(),
+    }
+    return Recorder(path, recorded.header(**origin))
 
 
 def _load(device: str, config: EngineConfig, checkpoint: Checkpoint, poster: Poster) -> LoadedEngine:

@@ -22,7 +22,8 @@ class Measurements:
     """Samples of a model of `shape` whose numbers take `dtype_bytes` bytes.
 
     `device` holds the fields of `estimator.fit.DeviceFacts`. `fit` and `power` are fitted, `held_out` judges.
-    `skipped`: points without a figure, in words, and why.
+    `skipped`: points without a figure, in words, and why. `cut_short`: why not all that was planned was run ("": it
+    was).
     """
 
     device: Mapping[str, Any]
@@ -32,6 +33,7 @@ class Measurements:
     held_out: tuple[Sample, ...]
     power: tuple[Sample, ...] = ()
     skipped: tuple[tuple[str, str], ...] = ()
+    cut_short: str = ""
 
     @property
     def fitted(self) -> tuple[Sample, ...]:
@@ -49,6 +51,7 @@ class Measurements:
         for name in ("fit", "held_out", "power"):
             document[name] = [sample.to_json() for sample in getattr(self, name)]
         document["skipped"] = [list(pair) for pair in self.skipped]
+        document["cut_short"] = self.cut_short
         write_whole(path, json.dumps(document, indent=1, allow_nan=False) + "\n")
 
 
@@ -68,6 +71,7 @@ def load_measurements(path: Path) -> Measurements:
             held_out=held_out,
             power=power,
             skipped=tuple((str(what), str(why)) for what, why in document["skipped"]),
+            cut_short=str(document.get("cut_short", "")),
         )
     except OSError as error:
         raise ConfigError(f"the samples behind the calibration should lie in {path}: {error}") from error

@@ -29,6 +29,7 @@ def bench(tmp_path: Path) -> Bench:
         group_token_layers=10_000,
         batch_tokens=2112,
         graph_tokens=512,
+        captured_rows=2304,
         executor=device,
     )
     parser = ArgumentParser()

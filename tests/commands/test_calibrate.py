@@ -17,6 +17,7 @@ from bulletserve.core.partition import Lattice, Partition
 from bulletserve.core.samples import Sample
 from bulletserve.core.shapes import ModelShape
 from bulletserve.core.snapshot import Limits
+from bulletserve.engine.load import choose_dtype
 from bulletserve.estimator.calibration import Calibration, datasheet, load
 from bulletserve.estimator.errors import GROUPS, exact
 from bulletserve.formats.checkpoint import open_checkpoint
@@ -70,7 +71,8 @@ def test_a_tiny_model_is_measured_fitted_and_written_where_serve_looks(
     assert cli.main(["calibrate", *tiny, "--quick"]) == 0
     folder = tmp_path / "cache" / "bulletserve" / "calibrations"
     shape = open_checkpoint(tiny[0], "dummy").shape
-    path = default_path(cpu_name(), usable_cores(), shape)
+    dtype = str(choose_dtype("auto")).removeprefix("torch.")
+    path = default_path(cpu_name(), usable_cores(), shape, dtype)
     assert set(folder.iterdir()) == {path, samples_path(path)}
     calibration, measured = load(path), load_measurements(samples_path(path))
     origin = calibration.provenance
@@ -81,9 +83,10 @@ def test_a_tiny_model_is_measured_fitted_and_written_where_serve_looks(
     assert set(origin.holdout_errors) <= set(GROUPS) and origin.holdout_errors["decode alone"]["count"] == 2
     text = capsys.readouterr().out
     assert "calibrated" in text and "roofline" in text and "linear regression" in text
-    assert find_calibration(cpu_name(), usable_cores(), shape) == (
+    assert find_calibration(cpu_name(), usable_cores(), shape, dtype) == (
         calibration,
         f"measured on this machine for this model ({path})",
+        True,
     )
 
 
@@ -105,8 +108,12 @@ def test_the_packaged_model_quickly_with_a_report(tmp_path: Path, capsys: pytest
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--from", "x.json"], "--from FILE is for --report FOLDER"),
-        (["model", "--from", "x.json", "--report", "r"], "leave MODEL, --out and --quick out"),
+        (["--from", "x.json"], "--from a calibration is for --report FOLDER"),
+        (["model", "--from", "x.json", "--report", "r"], "leave MODEL, --quick, --time-limit"),
+        (["--from", "x.json", "--report", "r", "--out", "y.json"], "--from measures nothing"),
+        (["model", "--from", "x.samples.json"], "leave MODEL"),
+        (["--from", "absent.samples.json"], "absent.samples.json"),
+        (["--time-limit", "0"], "--time-limit must be a number of seconds above 0"),
         (["--from", "absent.json", "--report", "r"], "cannot read a calibration from absent.json"),
         (["--out", "nowhere/x.json"], "there is no folder nowhere"),
         (["--out", "."], "that is a folder, name a file"),
@@ -156,7 +163,7 @@ def test_without_matplotlib_a_report_is_refused_at_once(
     assert "pip install matplotlib" in capsys.readouterr().err
 
 
-def test_ctrl_c_leaves_no_file_and_ends_the_lanes(
+def test_ctrl_c_keeps_what_was_measured_and_ends_the_lanes(
     tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed: list[bool] = []
@@ -181,7 +188,9 @@ def test_ctrl_c_leaves_no_file_and_ends_the_lanes(
     monkeypatch.setattr(calibration_run.Profiler, "measure", interrupted)
     assert cli.main(["calibrate", *tiny, "--quick", "--out", str(tmp_path / "x.json")]) == 130
     assert closed == [True] and len(runs) == 5
-    assert {path.name for path in tmp_path.iterdir()} == {"config.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "x.partial.samples.json"}
+    kept = load_measurements(tmp_path / "x.partial.samples.json")
+    assert 0 < len(kept.fit + kept.held_out) <= 8, "what was measured is not lost"
 
 
 def test_points_without_a_figure_are_told_unless_they_are_many(
@@ -202,7 +211,8 @@ def test_points_without_a_figure_are_told_unless_they_are_many(
     assert len(load_measurements(tmp_path / "x.samples.json").skipped) == 4
     bad.add("decode")
     assert cli.main(["calibrate", *tiny, "--quick", "--out", out]) == 1
-    assert "11 of 21 points gave no figure, the first: mixed" in capsys.readouterr().err
+    assert "11 points gave no figure, the first: " in capsys.readouterr().err
+    assert len(load_measurements(tmp_path / "x.samples.json").skipped) == 11, "what there is is kept"
 
 
 def test_a_fit_recovers_a_card_and_beats_what_knows_no_neighbour() -> None:

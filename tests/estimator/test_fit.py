@@ -1,6 +1,5 @@
 """The fit: known devices are found again, and real measurements are explained."""
 
-import json
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -17,9 +16,10 @@ from bulletserve.estimator.errors import by_group, exact
 from bulletserve.estimator.estimator import Estimator
 from bulletserve.estimator.fit import DeviceFacts, fit
 from bulletserve.estimator.parameters import Parameters
+from bulletserve.measurements import load_measurements
 from tests.estimator.devices import CAPPED, LLAMA_8B, QWEN_1_7B, SMOLLM2, THREAD, TOTAL, UNCAPPED, measured
 
-H200_POINTS = Path(__file__).parent / "data" / "h200_llama8b.json"
+H200_POINTS = Path(__file__).parent / "data" / "h200_llama8b.samples.json"
 
 
 def facts(parameters: Parameters, *, power: bool = True) -> DeviceFacts:
@@ -96,9 +96,8 @@ def test_a_fit_needs_both_phases_alone() -> None:
 
 
 def h200() -> tuple[list[Sample], DeviceFacts]:
-    document = json.loads(H200_POINTS.read_text())
-    device = DeviceFacts("NVIDIA H200", TOTAL, 700.0, 1980.0, driver=document["driver"], date=document["date"])
-    return [Sample.from_json(each) for each in document["samples"]], device
+    points = load_measurements(H200_POINTS)
+    return list(points.fit), DeviceFacts(**points.device)
 
 
 @pytest.mark.slow

@@ -57,8 +57,7 @@ class FakeDevice:
         self.launches.append(launch)
         lane = launch.lane
         other = Lane.DECODE if lane is Lane.PREFILL else Lane.PREFILL
-        kind = {PrefillGroup: GROUP_MS, MixedStep: MIXED_MS}.get(type(launch.step), DECODE_MS)
-        took_ms = kind * (SLOWER_TOGETHER if self._queued[other] else 1.0)
+        took_ms = self.took_ms(launch) * (SLOWER_TOGETHER if self._queued[other] else 1.0)
         start_ms = max(self.now_ms, self._free_ms[lane] + GAP_MS)
         self._free_ms[lane] = start_ms + took_ms
         self._queued[lane] += 1
@@ -66,8 +65,12 @@ class FakeDevice:
         task = FakeTask(launch, FakeEvent(start_ms), FakeEvent(start_ms + took_ms))
         heappush(self._ends, (start_ms + took_ms, launch.step_id, task))
 
+    def took_ms(self, launch: Launch) -> float:
+        """Of a step alone."""
+        return {PrefillGroup: GROUP_MS, MixedStep: MIXED_MS}.get(type(launch.step), DECODE_MS)
+
     def wait(self, deadline_s: float) -> Sequence[Event]:
-        if not self._ends:
+        if not self._ends or self._ends[0][0] > deadline_s * 1e3:
             self.now_ms = max(self.now_ms, deadline_s * 1e3)
             return ()
         self.now_ms, step_id, task = heappop(self._ends)

@@ -101,14 +101,14 @@ def test_a_gpu_is_measured_in_all_corners() -> None:
     assert used == set(lattice.splits), "every split is looked at"
 
 
-def test_one_load_of_each_phase_runs_on_several_shares() -> None:
+def test_one_load_of_each_phase_runs_alone_on_every_share() -> None:
     made = design(*gpu())
     for kind in ("prefill", "decode"):
         shares: dict[object, set[Partition]] = {}
         for point in made.fit:
             if point.kind == kind:
                 shares.setdefault((point.prompts, point.rows), set()).add(point.partition)
-        assert max(map(len, shares.values())) == 4
+        assert max(map(len, shares.values())) == 7, "every one"
 
 
 def test_small_loads_are_not_bound_to_small_shares() -> None:
@@ -117,7 +117,10 @@ def test_small_loads_are_not_bound_to_small_shares() -> None:
         (point.partition.decode_sms, point.rows.rows)
         for seed in range(30)
         for point in design(*gpu(), seed=seed).fit
-        if point.kind == "decode" and point.rows
+        if point.kind == "decode"
+        and point.rows
+        and point.partition.decode_sms < 132  # the corners are on the whole
+        and point.rows != DecodeLoad(64, 1024)  # the curve
     ]
     assert abs(correlation(*zip(*pairs, strict=True))) < 0.15
 

@@ -11,13 +11,13 @@ from bulletserve.profiling.meter import Meter
 
 
 class Nvml(SimpleNamespace):
-    """Draws 300 W; the clock falls by 10 MHz with each look."""
+    """Draws 300 W, as its counter says every `period_s`; the clock falls by 10 MHz with each look."""
 
     NVML_CLOCK_SM = 1
 
     def __init__(self) -> None:
         super().__init__()
-        self.now_s, self.clock, self.asked = 100.0, 1510, ""
+        self.now_s, self.clock, self.asked, self.period_s = 100.0, 1510, "", 0.1
 
     def nvmlInit(self) -> None: ...  # noqa: N802
 
@@ -30,7 +30,7 @@ class Nvml(SimpleNamespace):
         return "card"
 
     def nvmlDeviceGetTotalEnergyConsumption(self, card: str) -> int:  # noqa: N802
-        return int(300_000 * self.now_s)
+        return int(300_000 * self.period_s * int(self.now_s / self.period_s + 1e-9))
 
     def nvmlDeviceGetClockInfo(self, card: str, kind: int) -> int:  # noqa: N802
         self.clock -= 10
@@ -59,6 +59,29 @@ def test_watts_are_energy_over_time_and_the_clock_a_mean(nvml: Nvml) -> None:
         one.sample()
     assert one.end() == (pytest.approx(300.0), 1490.0)
     assert nvml.asked == "index 0" and one.why_not == ""
+
+
+@pytest.mark.parametrize("period_s", [0.001, 0.02, 0.1])
+@pytest.mark.parametrize("window_s", [0.4, 0.6])
+@pytest.mark.parametrize("began_s", [0.0, 0.037, 0.099])
+def test_the_counters_period_is_no_error(nvml: Nvml, period_s: float, window_s: float, began_s: float) -> None:
+    """A plain difference over a window is off by up to a period in it: a quarter of 0.4 s."""
+    nvml.period_s, nvml.now_s = period_s, 100.0 + began_s
+    one = Meter()
+    one.begin()
+    for _ in range(round(window_s / 0.005)):
+        nvml.now_s += 0.005
+        one.sample()
+    assert one.end()[0] == pytest.approx(300.0, rel=0.03)
+
+
+def test_a_window_in_which_the_counter_stood_still_has_no_figure(nvml: Nvml) -> None:
+    one = Meter()
+    one.begin()
+    for _ in range(10):
+        nvml.now_s += 0.015
+        one.sample()
+    assert all(map(isnan, one.end()))
 
 
 def test_facts_of_the_card(nvml: Nvml) -> None:

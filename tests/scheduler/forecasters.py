@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from bulletserve.core.operators import StepShape
 from bulletserve.core.partition import Partition
 from bulletserve.estimator.estimator import Forecast
-from bulletserve.simulator.truth import Work
 
 
 @dataclass(frozen=True)
@@ -50,11 +49,12 @@ class ArithmeticTruth:
     def total_sms(self) -> int:
         return self.physics.total_sms
 
-    def alone_s(self, work: Work, sms: int) -> float:
-        return work.layers_share * self.physics.seconds(work.prompt_tokens, work.rows, sms)
+    def alone_s(self, step: StepShape, sms: int) -> float:
+        share = step.layers / self.physics.num_layers
+        return share * self.physics.seconds(step.prefill_tokens, step.decode_rows, sms)
 
-    def slowdown(self, work: Work, beside: Work) -> float:
-        return self.physics.beside
+    def beside_s(self, step: StepShape, sms: int, other: StepShape, other_sms: int) -> float:
+        return self.physics.beside * self.alone_s(step, sms)
 
 
 FORECASTS = Arithmetic()

@@ -13,6 +13,7 @@ from bulletserve.core.slo import Slo
 from bulletserve.core.snapshot import Limits
 from bulletserve.scheduler.policies import make_policy
 from bulletserve.scheduler.policies.bullet import Bullet
+from bulletserve.simulator.device import SimulatedDevice
 from bulletserve.simulator.run import Simulation, drain, prepare, submit
 from tests.scheduler.forecasters import Arithmetic, ArithmeticTruth
 from tests.scheduler.world import LATTICE, TOTAL_SMS
@@ -31,13 +32,15 @@ LIMITS = Limits(
 
 
 def serve(requests: list[Request], physics: Arithmetic, policy: str = "bullet") -> tuple[Simulation, list[Plan]]:
-    """Run requests on a device that does exactly what is forecast; the plans made."""
+    """Run requests on a device that does exactly what is forecast, without a host's delay; the plans made."""
     plans: list[Plan] = []
 
     def observe(now_s: float, events: object, made: object) -> None:
         plans.extend(made)  # type: ignore[arg-type]
 
-    simulation = prepare(LIMITS, make_policy(policy), ArithmeticTruth(physics), estimator=physics, observer=observe)
+    truth = ArithmeticTruth(physics)
+    device = SimulatedDevice(truth, LIMITS.num_layers)
+    simulation = prepare(LIMITS, make_policy(policy), truth, estimator=physics, device=device, observer=observe)
     submit(simulation, requests)
     drain(simulation)
     return simulation, plans

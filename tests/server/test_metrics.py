@@ -1,5 +1,8 @@
+from dataclasses import replace
+
 from prometheus_client.parser import text_string_to_metric_families
 
+from bulletserve.core.correction import Correction
 from bulletserve.core.events import Status
 from bulletserve.telemetry.metrics import Histogram, Metrics
 from tests.server.conftest import Served
@@ -76,3 +79,14 @@ def test_requests_are_counted(fresh: Served) -> None:
     assert found["request_generation_tokens_sum"] == 6 + 2 + 3
     assert found["inter_token_latency_seconds_bucket:0.001"] <= 8
     fresh.wait_until(lambda: values(fresh.http.get("/metrics").text)["num_preemptions_total"] == 7)
+
+
+def test_corrections_and_errors_are_told_by_phase() -> None:
+    metrics = Metrics("m")
+    text = metrics.text().decode()
+    assert 'bullet:forecast_correction_ratio{model_name="m",phase="decode"} 1.0' in text
+    metrics.update(replace(STATUS, correction=Correction(1.1, 0.9, 1.0), forecast_errors=Correction(0.02, 0.03, 0.0)))
+    text = metrics.text().decode()
+    assert 'bullet:forecast_correction_ratio{model_name="m",phase="prefill"} 1.1' in text
+    assert 'bullet:forecast_correction_ratio{model_name="m",phase="decode"} 0.9' in text
+    assert 'bullet:forecast_error_ratio{model_name="m",phase="decode"} 0.03' in text

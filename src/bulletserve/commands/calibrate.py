@@ -1,11 +1,13 @@
 """`bullet calibrate`: measure this device with a model, fit the estimator, say how good it is, draw it.
 
-Nothing is written before all is measured, and every file is there whole or not at all: Ctrl-C leaves none behind.
+What was measured is never lost: it is written before anything is fitted, and while measuring, every few seconds and on
+Ctrl-C, to a file of its own; `--from` fits it again anywhere. Every file is there whole or not at all.
 """
 
 import argparse
 import gc
 import os
+import signal
 import time
 from dataclasses import replace
 from importlib.util import find_spec
@@ -15,8 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from bulletserve.calibration_run import CalibrationPlan, Errors, fit_and_judge, make_plan, measure
-from bulletserve.calibrations import default_path, samples_path
+from bulletserve.calibration_run import CalibrationPlan, Errors, check_enough, fit_and_judge, make_plan, measure
+from bulletserve.calibrations import SAMPLES_SUFFIX, calibration_path, default_path, partial_path, samples_path
 from bulletserve.commands.options import add_engine_arguments, engine_config
 from bulletserve.compose import build_engine
 from bulletserve.core.config import EngineConfig
@@ -24,8 +26,14 @@ from bulletserve.core.errors import ConfigError
 from bulletserve.engine.load import choose_device
 from bulletserve.estimator.calibration import Calibration, load
 from bulletserve.estimator.errors import GROUPS
+from bulletserve.machine import device_name
 from bulletserve.measurements import Measurements, load_measurements
 from bulletserve.profiling.scope import GPU_SEATS
+
+TIME_LIMIT_S = 270.0
+"""Measuring ends so long after the start, so that all of it takes five minutes."""
+
+NVML_FIX = "pip install nvidia-ml-py, or ask bullet doctor"
 
 _ENGINE_POLICY = "static_split"  # an engine is built with one; nothing asks it for a plan
 
@@ -35,37 +43,59 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_arguments(parser)
     parser.add_argument("--out", type=Path, metavar="FILE", help="the calibration (default: where serve looks for it)")
     parser.add_argument("--quick", action="store_true", help="a third of the points: a first look, larger errors")
+    parser.add_argument(
+        "--time-limit",
+        type=float,
+        metavar="SECONDS",
+        help=f"measure no longer than until so long after the start ({TIME_LIMIT_S:.0f}); the fit comes after that",
+    )
     parser.add_argument("--report", type=Path, metavar="FOLDER", help="draw figures into it, as SVG and PNG")
     parser.add_argument(
-        "--from", dest="source", type=Path, metavar="FILE", help="with --report: draw this calibration, measure nothing"
+        "--from",
+        dest="source",
+        type=Path,
+        metavar="FILE",
+        help=f"measure nothing: fit the points of a FILE{SAMPLES_SUFFIX} again, or with --report draw a calibration",
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, fit and write; or only draw."""
+    """Measure, fit and write; or fit or draw what was measured before."""
+    began_s = time.monotonic()
     _check(options)
     console = Console()
-    if options.source is not None:
+    if options.source is not None and not _is_samples(options.source):
         calibration, measured = load(options.source), load_measurements(samples_path(options.source))
         _draw(console, options.report, calibration, measured)
         return 0
-    config = engine_config(options, _ENGINE_POLICY)
-    device_kind = choose_device(config.device)
-    if device_kind == "cuda" and config.max_num_seqs is None:
-        config = replace(config, max_num_seqs=GPU_SEATS)
-    measured = _measure(console, config, device_kind, quick=options.quick)
-    with console.status("fitting"):
-        calibration, errors = fit_and_judge(measured)
-    path = options.out or default_path(calibration.device, calibration.total_sms, measured.shape)
-    measured.save(samples_path(path))
-    calibration.save(path)
-    console.print(error_table(errors))
+    if options.source is not None:
+        measured = load_measurements(options.source)
+        path = options.out or calibration_path(options.source)
+    else:
+        config = engine_config(options, _ENGINE_POLICY)
+        device_kind = choose_device(config.device)
+        if device_kind == "cuda" and config.max_num_seqs is None:
+            config = replace(config, max_num_seqs=GPU_SEATS)
+        until_s = began_s + (options.time_limit or TIME_LIMIT_S)
+        measured, path = _measure(console, config, device_kind, options.out, until_s, quick=options.quick)
+    _conclude(console, measured, path, options.report)
+    return 0
+
+
+def _conclude(console: Console, measured: Measurements, path: Path, report: Path | None) -> None:
+    """Fit, write, say how good it is. Raises `ConfigError` or `EngineError` where the samples are too few."""
     for what, why in measured.skipped:
         console.print(f"no figure for {what}: {why}", markup=False, soft_wrap=True)
-    console.print(f"written: {path} (samples beside it)", markup=False, soft_wrap=True)
-    if options.report is not None:
-        _draw(console, options.report, calibration, measured)
-    return 0
+    if measured.cut_short:
+        console.print(f"not all was measured: {measured.cut_short}", markup=False, soft_wrap=True)
+    check_enough(measured)
+    with console.status("fitting"):
+        calibration, errors = fit_and_judge(measured)
+    calibration.save(path)
+    console.print(error_table(errors))
+    console.print(f"written: {path}", markup=False, soft_wrap=True)
+    if report is not None:
+        _draw(console, report, calibration, measured)
 
 
 def error_table(errors: dict[str, Errors]) -> Table:
@@ -85,10 +115,12 @@ def error_table(errors: dict[str, Errors]) -> Table:
 def _check(options: argparse.Namespace) -> None:
     """Raise `ConfigError` for what could only fail after minutes of measuring."""
     if options.source is not None:
-        if options.report is None:
-            raise ConfigError("--from FILE is for --report FOLDER: name the folder to draw into")
-        if options.model or options.out or options.quick:
-            raise ConfigError("--from draws what was measured before: leave MODEL, --out and --quick out")
+        if options.report is None and not _is_samples(options.source):
+            raise ConfigError(f"--from a calibration is for --report FOLDER; to fit again name its *{SAMPLES_SUFFIX}")
+        if options.model or options.quick or options.time_limit or (options.out and not _is_samples(options.source)):
+            raise ConfigError("--from measures nothing: leave MODEL, --quick, --time-limit (and --out to draw) out")
+    if options.time_limit is not None and not 0 < options.time_limit < 1e6:
+        raise ConfigError(f"--time-limit must be a number of seconds above 0, not {options.time_limit:g}")
     if options.report is not None:
         if options.report.exists() and not options.report.is_dir():
             raise ConfigError(f"--report {options.report}: that is a file, name a folder")
@@ -103,8 +135,16 @@ def _check(options: argparse.Namespace) -> None:
         raise ConfigError(f"--out {out}: there is no folder {out.parent} to write to")
 
 
-def _measure(console: Console, config: EngineConfig, device_kind: str, *, quick: bool) -> Measurements:
+def _is_samples(path: Path) -> bool:
+    return path.name.endswith(SAMPLES_SUFFIX)
+
+
+def _measure(
+    console: Console, config: EngineConfig, device_kind: str, out: Path | None, until_s: float, *, quick: bool
+) -> tuple[Measurements, Path]:
+    """What was measured, written beside the path where its calibration belongs."""
     console.print("loading the model")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what was measured is kept
     engine = build_engine(config)
     try:
         console.print(engine.info.describe(), *engine.info.notes, sep="\n", markup=False)
@@ -113,23 +153,26 @@ def _measure(console: Console, config: EngineConfig, device_kind: str, *, quick:
         except ValueError as error:
             raise ConfigError(str(error)) from error
         if plan.meter is not None and plan.meter.why_not:
-            console.print(
-                f"no power or clock is measured: {plan.meter.why_not} (pip install nvidia-ml-py)", markup=False
-            )
+            console.print(f"no power or clock is measured: {plan.meter.why_not} ({NVML_FIX})", markup=False)
+        total_sms = engine.limits.lattice.total_sms
+        path = out or default_path(device_name(device_kind), total_sms, engine.checkpoint.shape, engine.info.dtype)
         began_s = time.monotonic()
         gc.collect()
         gc.freeze()  # as the engine process does
-        measured = _watched(console, plan)
-        console.print(f"{len(measured.fitted)} samples to fit, {len(measured.held_out)} held out, in "
-                      f"{time.monotonic() - began_s:.0f} s")  # fmt: skip
-        return measured
+        measured = _watched(console, plan, until_s, partial_path(path))
+        measured.save(samples_path(path))
+        partial_path(path).unlink(missing_ok=True)
+        counts = f"{len(measured.fitted)} samples to fit, {len(measured.held_out)} held out"
+        took_s = time.monotonic() - began_s
+        console.print(f"{counts}, in {took_s:.0f} s: {samples_path(path)}", markup=False, soft_wrap=True)
+        return measured, path
     finally:
         gc.unfreeze()
         engine.close()
 
 
-def _watched(console: Console, plan: CalibrationPlan) -> Measurements:
-    """Measure, with a bar."""
+def _watched(console: Console, plan: CalibrationPlan, until_s: float, partial: Path) -> Measurements:
+    """Measure, with a bar; what there is so far goes to `partial`."""
     columns = (BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("warming up", total=plan.runs)
@@ -140,7 +183,11 @@ def _watched(console: Console, plan: CalibrationPlan) -> Measurements:
             bar.update(task, completed=begun, description=what)
             begun += 1
 
-        return measure(plan, lambda point: told(point.describe()))
+        def kept(measured: Measurements) -> None:
+            if measured.fitted:
+                measured.save(partial)
+
+        return measure(plan, lambda point: told(point.describe()), until_s=until_s, kept=kept)
 
 
 def _draw(console: Console, folder: Path, calibration: Calibration, measured: Measurements) -> None:

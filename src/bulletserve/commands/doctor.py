@@ -85,8 +85,11 @@ def _calibration() -> Iterator[tuple[str, str]]:
         torch = import_module("torch")
         if torch.cuda.is_available():
             kind, total_sms = "cuda", int(torch.cuda.get_device_properties(0).multi_processor_count)
+            dtype = "bfloat16"
         else:
             kind, total_sms = "cpu", import_module("bulletserve.resources.cpu_threads").usable_cores()
-        yield what, find_calibration(device_name(kind), total_sms, open_checkpoint(None).shape)[1]
+            dtype = str(import_module("bulletserve.engine.load").choose_dtype("auto")).removeprefix("torch.")
+        shape = open_checkpoint(None).shape
+        yield what, find_calibration(device_name(kind), total_sms, shape, dtype, model="").source
     except Exception as error:  # the other lines still have something to say
         yield what, f"could not be looked for ({type(error).__name__}: {error})"

@@ -23,6 +23,7 @@ GPU_PACKAGES = {
     "triton": "our own kernels, the GPU engine cannot run without it",
     "flashinfer-python": "fast prefill attention, without it our own kernel is used",
     "cuda-bindings": "green contexts, without it both lanes share all SMs",
+    "nvidia-ml-py": "power and clock, without it bullet calibrate knows nothing of the power cap",
 }
 INSTALL = "pip install 'bulletserve[cuda]'"
 

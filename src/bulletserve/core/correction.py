@@ -18,3 +18,10 @@ class Correction(NamedTuple):
     def of(self, kind: Kind) -> float:
         """The factor for steps of a kind."""
         return self.prefill if kind == "prefill" else self.decode if kind == "decode" else self.mixed
+
+
+NO_CORRECTION = Correction()
+"""Forecasts as they are."""
+
+NO_ERRORS = Correction(0.0, 0.0, 0.0)
+"""Forecast errors by kind of step where nothing was compared yet."""

@@ -6,6 +6,7 @@ executor. Said: one `Output` a turn, with arrays of ids and never a message per 
 
 from dataclasses import dataclass
 
+from bulletserve.core.correction import NO_CORRECTION, NO_ERRORS, Correction
 from bulletserve.core.request import Finished, Request
 
 
@@ -72,6 +73,8 @@ class Status:
 
     `oldest_step_s`: age of the oldest step that has not finished, 0 when idle. `queue_s`: forecast of the time that the
     prompts in the queue take; 0 where nothing forecasts.
+    `correction`: by kind of step, what forecasts are multiplied with; `forecast_errors`: the mean of late of
+    |observed / corrected forecast - 1|.
     Counters are totals since the start.
     """
 
@@ -90,3 +93,5 @@ class Status:
     both_lanes_s: float
     longest_gap_s: float
     queue_s: float = 0.0
+    correction: Correction = NO_CORRECTION
+    forecast_errors: Correction = NO_ERRORS

@@ -38,7 +38,8 @@ class Limits:
 
     `group_token_layers`: tokens times layers that make a prefill layer group of the wanted duration.
     `batch_tokens`: tokens at which a prefill batch keeps the device's arithmetic busy. `one_group_tokens`: a batch of
-    up to so many tokens is one group over all layers.
+    up to so many tokens is one group over all layers. `captured_rows`: larger steps with prompt tokens are launched
+    kernel by kernel, which may take the host longer than the device.
     """
 
     num_layers: int
@@ -49,6 +50,7 @@ class Limits:
     batch_tokens: int
     lattice: Lattice
     one_group_tokens: int = 0
+    captured_rows: int = 2 * MAX_BATCH_TOKENS
 
 
 class WaitingEntry(NamedTuple):

@@ -11,6 +11,7 @@ from bulletserve.core.config import CUDA_TORCH, EngineConfig
 from bulletserve.core.errors import ConfigError
 from bulletserve.core.partition import Lattice
 from bulletserve.core.ports import Poster
+from bulletserve.core.snapshot import MAX_BATCH_TOKENS
 from bulletserve.engine.cache_size import CacheSize, size_cache
 from bulletserve.engine.executor import CpuExecutor
 from bulletserve.engine.kv_cache import KvCache
@@ -95,4 +96,5 @@ def load_cpu_engine(config: EngineConfig, checkpoint: Checkpoint, poster: Poster
         dtype=str(dtype).removeprefix("torch."),
         group_token_layers=CPU_GROUP_TOKEN_LAYERS,
         batch_tokens=CPU_BATCH_TOKENS,
+        captured_rows=MAX_BATCH_TOKENS + size.max_seqs,
     )

@@ -32,8 +32,9 @@ class DeviceExecutor(Protocol):
 class LoadedEngine:
     """`executor` and what `Limits` and `EngineInfo` want to know about the device.
 
-    `graph_tokens`: prefill batches up to so many run all layers as one group (0: none do). `device` and `notes` are for
-    people.
+    `captured_rows`: a step of the prefill lane of up to so many rows, or any on a CPU, costs the host no time worth
+    telling; the kernels of larger ones are launched one by one. `graph_tokens`: prefill batches up to so many run all
+    layers as one group (0: none do). `device` and `notes` are for people.
     """
 
     executor: DeviceExecutor
@@ -42,5 +43,6 @@ class LoadedEngine:
     dtype: str
     group_token_layers: int
     batch_tokens: int
+    captured_rows: int
     graph_tokens: int = 0
     notes: tuple[str, ...] = ()

@@ -22,7 +22,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where the numbers come from. `source`: "measured", "datasheet" or "synthetic".
+    """Where the numbers come from. `source`: "measured", "datasheet" or "synthetic". `dtype`: of weights and cache.
 
     `holdout_errors`: by group of samples ("alone", "mixed", "side by side", "power"), name to value, such as
     {"alone": {"median": 0.03, "p90": 0.08, "count": 12}}; of samples that the fit has not seen.
@@ -35,6 +35,7 @@ class Provenance:
     date: str = ""
     samples: int = 0
     shape: ModelShape | None = None
+    dtype: str = ""
     holdout_errors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 

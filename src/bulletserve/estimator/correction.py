@@ -1,9 +1,11 @@
 """What observed steps say about forecasts: one bounded ratio for each kind of step.
 
-Knows nothing about why a forecast was wrong (a neighbour on the card, a hot room, a foreign model). The ratio is a slow
-mean of log(observed / forecast), where the forecast is the uncorrected one: what is planned with the ratio does not
-feed back into it. A mean that moves less than a dead band does not move what is published, so noise cannot make plans
-flip; one stalled step counts as a bounded surprise only.
+Knows nothing about why a forecast was wrong (a neighbour on the card, a hot room, a foreign model). Observed is
+log(observed / forecast), where the forecast is the uncorrected one: what is planned with the ratio does not feed back
+into it. Two means follow it. The fast one sees a change within a few steps; once it is outside of a wide band around
+what is published, that goes along with it until the change is over. The slow one averages noise away; what is published
+moves to it where it leaves a narrow band. In between nothing moves, so noise cannot make plans flip, and one stalled
+step counts as a bounded surprise only.
 """
 
 from math import exp, inf, log
@@ -14,18 +16,56 @@ from bulletserve.core.operators import Kind
 LEAST, MOST = 0.5, 2.0
 """Bounds of a ratio: beyond, the calibration is of another device."""
 
-_GAIN = 0.08  # of a new observation: nine tenths of a change within 28 steps, 1 % left of 5 % noise
-_SURPRISE = 0.25  # most that one observation may differ from the mean, as a logarithm
-_DEAD_BAND = 0.015  # of the logarithm
+_FAST, _SLOW = 0.08, 0.01
+"""Gains of a new observation. Of 5 % noise they leave 1 % and a third of a percent."""
+
+_WIDE, _NARROW = 0.045, 0.015
+"""Bands around what is published, as logarithms: four times what 5 % noise leaves of each mean."""
+
+_FOLLOWED = 40
+"""For so many steps what is published goes along with the fast mean: all but 4 % of a change is over then."""
+
+_SURPRISE = 0.1  # most that one observation may differ from a mean, as a logarithm
+_ERROR_GAIN = 0.02  # for the error that is told, about the last hundred steps
 
 _LOW, _HIGH = log(LEAST), log(MOST)
 
 
-class Corrector:
-    """Keeps the means. One thread; what it publishes is immutable and the same object until it changes."""
+class _Ratio:
+    """Of one kind of step; logarithms. `following`: for how many more steps the fast mean is published."""
+
+    __slots__ = ("error", "fast", "following", "published", "slow")
 
     def __init__(self) -> None:
-        self._means: dict[Kind, float] = {"prefill": 0.0, "decode": 0.0, "mixed": 0.0}
+        self.fast = self.slow = self.published = self.error = 0.0
+        self.following = 0
+
+    def observe(self, off: float) -> bool:
+        """`off`: log(observed / forecast). Whether what is published has changed."""
+        self.error += _ERROR_GAIN * (abs(exp(min(_HIGH, off - self.published)) - 1.0) - self.error)
+        self.fast = _nearer(self.fast, off, _FAST)
+        if abs(self.fast - self.published) > _WIDE:
+            self.following = _FOLLOWED
+        before = self.published
+        if self.following:
+            self.following -= 1
+            self.slow = self.published = self.fast
+        else:
+            self.slow = _nearer(self.slow, off, _SLOW)
+            if abs(self.slow - self.published) > _NARROW:
+                self.published = self.slow
+        return self.published != before
+
+
+def _nearer(mean: float, off: float, gain: float) -> float:
+    return min(_HIGH, max(_LOW, mean + gain * min(_SURPRISE, max(-_SURPRISE, off - mean))))
+
+
+class Corrector:
+    """Keeps the ratios. One thread; what it publishes is immutable and the same object until it changes."""
+
+    def __init__(self) -> None:
+        self._ratios: dict[Kind, _Ratio] = {"prefill": _Ratio(), "decode": _Ratio(), "mixed": _Ratio()}
         self._published = Correction()
 
     @property
@@ -33,12 +73,15 @@ class Corrector:
         """The ratios to plan with."""
         return self._published
 
+    @property
+    def errors(self) -> Correction:
+        """By kind of step, the mean |observed / corrected forecast - 1| of about the last hundred."""
+        return Correction(*(self._ratios[kind].error for kind in ("prefill", "decode", "mixed")))
+
     def observe(self, kind: Kind, forecast_s: float, observed_s: float) -> None:
         """A step ended: its uncorrected forecast, and how long it took. What cannot be a time is ignored."""
         if not (0.0 < forecast_s < inf and 0.0 < observed_s < inf):
             return
-        mean = self._means[kind]
-        surprise = min(_SURPRISE, max(-_SURPRISE, log(observed_s) - log(forecast_s) - mean))
-        mean = self._means[kind] = min(_HIGH, max(_LOW, mean + _GAIN * surprise))
-        if abs(mean - log(self._published.of(kind))) > _DEAD_BAND:
-            self._published = self._published._replace(**{kind: min(MOST, max(LEAST, exp(mean)))})
+        ratio = self._ratios[kind]
+        if ratio.observe(log(observed_s) - log(forecast_s)):
+            self._published = self._published._replace(**{kind: min(MOST, max(LEAST, exp(ratio.published)))})

@@ -29,7 +29,7 @@ _SECONDS_SIGMA, _WATTS_SIGMA, _CLOCK_SIGMA = 0.02, 0.04, 0.03
 """What a good measurement is off by, as a share; residuals are counted in these."""
 
 _OUTLIER = 2.0  # sigmas at which the loss turns from squares to distances
-_STEP = 1e-4  # of a logarithm, for derivatives: far above the tolerance of the clock
+_STEP = 3e-4  # of a logarithm, for derivatives: far above the tolerance of the clock
 _STARTS = (1.0, 0.7, 1.4)
 """Factors on the first guess of the SMs' own bandwidth, where fits started: knees have local minima."""
 
@@ -56,6 +56,7 @@ class DeviceFacts:
     power_cap_w: float | None
     top_clock_mhz: float
     graph_tokens: int = 512
+    dtype: str = ""
     source: str = "measured"
     driver: str = ""
     torch: str = ""
@@ -97,7 +98,9 @@ def fit(
         found = problem.solve(samples, found, names + list(_CONTENTION), 40).constants
     else:
         found = problem.solve(alone, found, names, 40).constants
-    origin = Provenance(device.source, device.driver, device.torch, device.commit, device.date, len(samples), shape)
+    origin = Provenance(
+        device.source, device.driver, device.torch, device.commit, device.date, len(samples), shape, device.dtype
+    )
     residuals = tuple(log(problem.seconds(found, sample) / sample.seconds) for sample in samples)
     return FitResult(Calibration(device.name, device.total_sms, found, origin), residuals)
 

@@ -9,14 +9,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-FILL_BLOCKS = 4096
+PATTERN_BLOCKS = 256
+"""So many blocks are drawn, the rest are copies: drawing a gigabyte takes a core many seconds."""
 
 
 @torch.inference_mode()
 def fill_cache(layers: Sequence[Tensor]) -> None:
     """Random keys and values in every block, in place; `layers` as in `engine.kv_cache.KvCache`."""
     for layer in layers:
-        for part in layer.split(FILL_BLOCKS):  # type: ignore[no-untyped-call]
-            part.normal_()
+        pattern = layer[:PATTERN_BLOCKS].normal_()
+        for part in layer[PATTERN_BLOCKS:].split(PATTERN_BLOCKS):  # type: ignore[no-untyped-call]
+            part.copy_(pattern[: len(part)])
     if layers[0].is_cuda:
         torch.cuda.synchronize()

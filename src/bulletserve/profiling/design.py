@@ -2,8 +2,8 @@
 
 Knows nothing about devices. Loads are spread by a Halton sequence with a seeded start over the logarithms of batch,
 context, prompt and cached prefix, so that few points leave no corner empty; shares and splits take turns. Besides
-those, one load of each phase runs on several shares (that is its scaling curve), and the corners are measured as they
-are. The same seed gives the same design.
+those, one load of each phase runs alone on every share (that is its scaling curve), and the corners are measured as
+they are. The same seed gives the same design.
 """
 
 import random
@@ -20,7 +20,9 @@ MOST_SAMPLES = 80
 """Samples that a fit may use, besides the power run."""
 
 _BASES = (2, 3, 5, 7, 11)
-_CURVE_SHARES = 4
+_CURVE_SHARES = (4, 7)
+"""On how many shares, at least and at most, one load of each phase is measured alone: seven are all that a GPU has."""
+
 _MOST_PROMPTS = 8
 _LEAST_CACHED = 64
 
@@ -80,11 +82,11 @@ def make_design(lattice: Lattice, reach: Reach, fit: Counts, held_out: Counts, s
     drawn = _Drawn(reach, seed)
     splits = lattice.splits if lattice.total_sms > 1 else ()
     prefill, decode = sorted(lattice.prefill_shares), sorted(lattice.decode_shares)
-    few, some = evenly(prefill, _CURVE_SHARES), evenly(decode, _CURVE_SHARES)
+    few, some = evenly(prefill, _curve_shares(fit.prefill)), evenly(decode, _curve_shares(fit.decode))
     first = [
         *_filled(_prefill_fixed(reach, few), fit.prefill, drawn, drawn.prefill, few),
         *_filled(_decode_fixed(reach, some), fit.decode, drawn, drawn.decode, some),
-        *_together(drawn, lattice, evenly(splits, _CURVE_SHARES), fit),
+        *_together(drawn, lattice, evenly(splits, _curve_shares(fit.co_run)), fit),
     ]
     other = [
         *_filled([], held_out.prefill, drawn, drawn.prefill, prefill),
@@ -131,6 +133,11 @@ def fitted(reach: Reach, point: Point) -> Point:
         else:
             raise ValueError(f"the engine cannot hold {point.describe()}: give it more cache blocks or seats")
     return point
+
+
+def _curve_shares(count: int) -> int:
+    """At most half of a phase's `count` points, so that its corners and drawn loads have room."""
+    return max(_CURVE_SHARES[0], min(_CURVE_SHARES[1], count // 2))
 
 
 def _fits(reach: Reach, point: Point) -> bool:

@@ -19,12 +19,12 @@ from bulletserve.core.launch import Launch
 from bulletserve.core.partition import Lattice
 from bulletserve.core.ports import Inbox
 from bulletserve.core.snapshot import LANE_DEPTH
-from bulletserve.profiling.meter import Meter
+from bulletserve.profiling.meter import LOOK_S, Meter
 from bulletserve.profiling.sources import Source
 from bulletserve.profiling.traces import LaneFigures, StepTime, TooFewSteps, begins_prompt, common_window, figures
 
 WARM_S = 0.3
-SAMPLE_S = 0.2
+WAIT_S = 0.2
 LONGEST_S = 30.0
 """A run that has not got its steps by then is given up."""
 
@@ -175,7 +175,7 @@ class Driver:
             now_s = self._now_s()
             if self._meter is not None and now_s >= sample_s:
                 self._meter.sample()
-                sample_s = now_s + SAMPLE_S
+                sample_s = now_s + LOOK_S
             if now_s > given_up_s:
                 self._drain()
                 raise TooFewSteps(f"too few steps ended in {LONGEST_S:.0f} s")
@@ -191,7 +191,7 @@ class Driver:
         """The lanes of the steps that have ended since; waits for the first."""
         lanes: list[_Lane] = []
         failed = ""
-        for event in self._inbox.wait(self._now_s() + SAMPLE_S):
+        for event in self._inbox.wait(self._now_s() + (WAIT_S if self._meter is None else LOOK_S)):
             if isinstance(event, StepDone) and event.step_id in self._owner:
                 launch = self._started.pop(event.step_id)
                 if self._watched is None and not event.error:

@@ -1,13 +1,17 @@
 """Power and clock of a GPU during a window, from NVML where its Python package (`pynvml`) is installed.
 
-Knows nothing about steps. Energy is the card's own counter, read at both ends of the window, so no sampling thread
-disturbs what is measured; the clock is sampled whenever the driver has a moment.
+Knows nothing about steps. Energy is the card's own counter. It moves every 20 to 100 milliseconds only, so it is looked
+at whenever the driver has a moment, and the power is that between the first and the last time it was seen to move: its
+period is no error then, however short the window. The clock is sampled along with it.
 """
 
 import logging
 import time
 from importlib import import_module
 from typing import Any
+
+LOOK_S = 0.01
+"""How often `Meter.sample` is wanted: much more often than the counter moves."""
 
 _log = logging.getLogger(__name__)
 
@@ -35,27 +39,31 @@ class Meter:
             _log.warning("no power or clock figures: %s", self.why_not)
             self._nvml = None
         self._energy_mj = 0
-        self._began_s = 0.0
+        self._moves: list[tuple[float, int]] = []
         self._clocks_mhz: list[int] = []
 
     def begin(self) -> None:
         """A window begins."""
-        self._clocks_mhz = []
+        self._clocks_mhz, self._moves = [], []
         if self._nvml is not None:
             self._energy_mj = self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)
-            self._began_s = time.monotonic()
 
     def sample(self) -> None:
-        """Note the clock."""
-        if self._nvml is not None:
+        """Look at the counter, and at the clock if it has moved."""
+        if self._nvml is None:
+            return
+        energy_mj = self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)
+        if energy_mj != self._energy_mj:
+            self._energy_mj = energy_mj
+            self._moves.append((time.monotonic(), energy_mj))
             self._clocks_mhz.append(self._nvml.nvmlDeviceGetClockInfo(self._handle, self._nvml.NVML_CLOCK_SM))
 
     def end(self) -> tuple[float, float]:
-        """Mean watts and mean MHz since `begin`."""
-        if self._nvml is None or not self._clocks_mhz:
+        """Mean watts and mean MHz since `begin`; nan for a window in which the counter moved less than twice."""
+        if len(self._moves) < 2:
             return float("nan"), float("nan")
-        joules = (self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) - self._energy_mj) / 1e3
-        return joules / (time.monotonic() - self._began_s), sum(self._clocks_mhz) / len(self._clocks_mhz)
+        (began_s, first_mj), (ended_s, last_mj) = self._moves[0], self._moves[-1]
+        return (last_mj - first_mj) / 1e3 / (ended_s - began_s), sum(self._clocks_mhz) / len(self._clocks_mhz)
 
     def power_limit_w(self) -> float | None:
         """The power cap that is set, in watts; None without NVML."""

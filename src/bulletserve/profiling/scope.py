@@ -28,6 +28,9 @@ CPU_PROMPT_S = 0.5
 
 _SHORTEST_PROMPT = 32
 
+BRIEF = Counts(4, 4, 2, 2), Counts(0, 0, 0, 0), Pace(0.02, 0.05, steps=2, prompts=1)
+"""What a first start has time for: points to fit, none to judge by."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scope:
@@ -62,12 +65,15 @@ def gpu_scope(limits: Limits, max_model_len: int, *, quick: bool = False) -> Sco
         slack_tokens=slack,
     )
     fit, held_out = (Counts(8, 8, 4, 4), Counts(3, 3, 2, 3)) if quick else (Counts(18, 20, 12, 15), Counts(8, 8, 6, 8))
-    pace = Pace(0.15, 0.4, steps=8, prompts=3) if quick else Pace(0.25, 0.6, steps=8, prompts=3)
+    pace = Pace(0.15, 0.5, steps=8, prompts=3) if quick else Pace(0.25, 1.0, steps=8, prompts=3)
     return Scope(reach, fit, held_out, pace, GROWTH_TOKENS)
 
 
-def cpu_scope(limits: Limits, max_model_len: int, parameters: int, *, quick: bool = False) -> Scope:
-    """For a CPU and a model of `parameters` weights; `quick`: fewer points, one round."""
+def cpu_scope(
+    limits: Limits, max_model_len: int, parameters: int, *, quick: bool = False, brief: bool = False
+) -> Scope:
+    """For a CPU and a model of `parameters` weights; `quick`: fewer points, one round; `brief`: only what a start has
+    time for."""
     slack = CPU_GROWTH_TOKENS // 2 + 2 * limits.block_size
     longest = max(1, min(CPU_CONTEXT, max_model_len - slack))
     tokens = limits.lattice.total_sms * CPU_FLOPS_PER_CORE * CPU_PROMPT_S / (2 * parameters)
@@ -86,4 +92,6 @@ def cpu_scope(limits: Limits, max_model_len: int, parameters: int, *, quick: boo
     )
     fit, held_out = (Counts(5, 5, 3, 2), Counts(2, 2, 1, 1)) if quick else (Counts(8, 8, 4, 5), Counts(3, 3, 2, 2))
     pace = Pace(0.05, 0.1, steps=3, prompts=1) if quick else Pace(0.05, 0.2, steps=3, prompts=1)
-    return Scope(reach, fit, held_out, pace, CPU_GROWTH_TOKENS, 1 if quick else CPU_ROUNDS)
+    if brief:
+        fit, held_out, pace = BRIEF
+    return Scope(reach, fit, held_out, pace, CPU_GROWTH_TOKENS, 1 if quick or brief else CPU_ROUNDS)

@@ -8,7 +8,7 @@ blocks are freed only when that step has run too.
 
 from collections.abc import Callable, Iterable, Sequence
 
-from bulletserve.core.correction import Correction
+from bulletserve.core.correction import NO_ERRORS, Correction
 from bulletserve.core.events import Aborted, Arrived, CacheReset, Event, Output, Status, StepDone, Stop
 from bulletserve.core.launch import Launch, PromptPart, Seat
 from bulletserve.core.plan import DecodeStep, Lane, MixedStep, Plan, PrefillGroup, Start, lanes_of
@@ -26,6 +26,7 @@ from bulletserve.scheduler.policy import Forecaster
 from bulletserve.scheduler.prompt_set import PromptSet, TokenRanges
 from bulletserve.scheduler.queue_rules import FIRST_COME, QueueRules
 from bulletserve.scheduler.started_step import StartedStep
+from bulletserve.scheduler.step_watch import StepWatch
 from bulletserve.scheduler.victims import cheapest_victims, returning_blocks
 from bulletserve.telemetry.lanes import LaneTimes
 
@@ -36,7 +37,8 @@ NAMING_STEPS = 64
 class State:
     """Requests, seats and blocks of one engine. Owned by the loop's thread.
 
-    `rules`: the policy's, for the queue. Without an `estimator` a target is lost when its deadline is past.
+    `rules`: the policy's, for the queue. Without an `estimator` a target is lost when its deadline is past; with one,
+    each step that ends is compared with its forecast, which makes `correction`.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class State:
         self.ledger = ledger
         self.estimator = estimator
         self.correction = Correction()
+        self._watch = None if estimator is None else StepWatch(estimator)
         self.lanes = LaneTimes()
         self.preemptions = 0
         self.queried_tokens = 0
@@ -78,8 +81,6 @@ class State:
         """No lane takes another step before one of its own has ended."""
         return self._lane_queues.are_full
 
-    # --- events ---------------------------------------------------------------------------------------------
-
     def apply(self, event: Event, now_s: float) -> None:
         """Take in one event."""
         match event:
@@ -105,13 +106,8 @@ class State:
         """Into the queue; what could never end, even alone, is refused: it would block all behind it."""
         self._jobs[job.id] = job
         self._enqueue(job)
-        longest = job.most_tokens - 1
-        room = self.limits.total_blocks * self.limits.block_size
-        if longest > room:
-            message = f"prompt and answer need room for {longest} tokens in the cache, which holds {room}"
-            self._end(job, FinishReason.REFUSED, message=message)
-        elif not job.prompt_tokens or job.request.max_tokens < 1:
-            self._end(job, FinishReason.REFUSED, message="a request needs a prompt and at least one token to make")
+        if problem := job.never_ends(self.limits):
+            self._end(job, FinishReason.REFUSED, message=problem)
 
     def _enqueue(self, job: Job) -> None:
         seconds = prompt_s(self.estimator, self.limits, self.correction, job.target)
@@ -119,7 +115,13 @@ class State:
 
     def _step_done(self, done: StepDone, now_s: float) -> None:
         step = self._steps.pop(done.step_id)
+        ran = self._lane_queues.states[step.launch.lane].steps[0]
         self._lane_queues.end(done.step_id, lanes_of(step.launch.step), done.finished_s)
+        if self._watch is not None and not done.error:
+            beside = self._lane_queues.states[Lane.PREFILL if step.launch.lane is Lane.DECODE else Lane.DECODE].steps
+            began_s, ended_s = done.started_s, done.finished_s
+            self._watch.ended(step.launch.lane, ran.shape, ran.sms, began_s, ended_s, beside[0] if beside else None)
+            self.correction = self._watch.correction
         self.lanes.observe(step.launch.lane, done.started_s, done.finished_s, bool(step.launch.rows))
         if done.error:
             self._step_failed(step, done)
@@ -180,8 +182,6 @@ class State:
             self.ledger.register(job.id, job.block_names(end, block_size), end)
             job.settled = tokens
 
-    # --- ends -----------------------------------------------------------------------------------------------
-
     def _end(
         self,
         job: Job,
@@ -239,8 +239,6 @@ class State:
         job.leave_seat()
         if not job.ended:
             self._enqueue(job)
-
-    # --- plans ----------------------------------------------------------------------------------------------
 
     def carry_out(self, plan: Plan, now_s: float, start: Callable[[Launch], None]) -> None:
         """Do what a checked plan says; `start` receives each launch."""
@@ -340,8 +338,6 @@ class State:
                 self._prompts.drawn(job)
                 self._decoding.join(job, now_s)
 
-    # --- what others see ------------------------------------------------------------------------------------
-
     def snapshot(self, now_s: float) -> Snapshot:
         """The projected state, frozen."""
         needed = self._decoding.blocks_needed
@@ -398,4 +394,6 @@ class State:
             both_lanes_s=self.lanes.both_busy_s,
             longest_gap_s=self.lanes.longest_gap_s(now_s),
             queue_s=queue_s(self.estimator, self.limits, self.correction, self._queue.tokens),
+            correction=self.correction,
+            forecast_errors=self._watch.errors if self._watch else NO_ERRORS,
         )

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from bulletserve.core.correction import NO_CORRECTION, NO_ERRORS
 from bulletserve.core.events import Status
 
 PREFIX = "bullet:"
@@ -92,6 +93,7 @@ class Metrics(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily]:
         """Called by the registry."""
         yield from self._gauges()
+        yield from self._forecasts()
         yield from self._counters()
         yield from self._histograms()
 
@@ -116,6 +118,23 @@ class Metrics(Collector):
         for name, (text, value) in values.items():
             family = GaugeMetricFamily(PREFIX + name, text, labels=["model_name"])
             family.add_metric([self._model_name], float(value or 0))
+            yield family
+
+    def _forecasts(self) -> Iterator[GaugeMetricFamily]:
+        status = self.status
+        correction = status.correction if status else NO_CORRECTION
+        errors = status.forecast_errors if status else NO_ERRORS
+        values = {
+            "forecast_correction_ratio": (
+                "What forecasts of steps are multiplied with, from observed ones.",
+                correction,
+            ),
+            "forecast_error_ratio": ("Mean |observed / corrected forecast - 1| of late.", errors),
+        }
+        for name, (text, by_kind) in values.items():
+            family = GaugeMetricFamily(PREFIX + name, text, labels=["model_name", "phase"])
+            for kind, value in by_kind._asdict().items():
+                family.add_metric([self._model_name, kind], value)
             yield family
 
     def _counters(self) -> Iterator[CounterMetricFamily]:

@@ -164,6 +164,7 @@ def _load(
         dtype=str(dtype).removeprefix("torch."),
         group_token_layers=group_token_layers(shape, lattice.total_sms, device),
         batch_tokens=BATCH_TOKENS_PER_SM * lattice.total_sms,
+        captured_rows=single_layers[-1],
         graph_tokens=tokens[-1],
         notes=notes,
     )

@@ -1,0 +1,79 @@
+"""Which forecasts an engine plans with: the best calibration there is for its device and model, or one made at once.
+
+Knows nothing about policies. A GPU without a calibration has its datasheet. No datasheet says what a CPU does with a
+model, so an engine that needs forecasts there measures itself for a few seconds, once: the result lies where `bullet
+calibrate` writes, and a real calibration replaces it.
+"""
+
+import logging
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from bulletserve.calibration_run import dtype_bytes, fit_measured, make_plan, measure
+from bulletserve.calibrations import Found, default_path, find_calibration, samples_path
+from bulletserve.core.errors import BulletError
+from bulletserve.core.snapshot import MAX_BATCH_TOKENS
+from bulletserve.engine.load import choose_device
+from bulletserve.estimator.estimator import Estimator
+from bulletserve.machine import device_name
+
+if TYPE_CHECKING:
+    from bulletserve.compose import Engine
+
+_log = logging.getLogger(__name__)
+
+FIRST_START_S = 7.0
+"""A first start measures so long at most; the fit takes one or two seconds more."""
+
+
+@dataclass(frozen=True)
+class Forecasts:
+    """What an engine plans with (None: nothing), and a line for people about where it comes from ("": they have
+    been told)."""
+
+    estimator: Estimator | None
+    note: str
+
+
+def forecasts_for(engine: "Engine", *, needed: bool) -> Forecasts:
+    """Of an idle engine. `needed`: it cannot plan without."""
+    device_kind = choose_device(engine.config.device)
+    found = find_calibration(
+        device_name(device_kind),
+        engine.limits.lattice.total_sms,
+        engine.checkpoint.shape,
+        engine.info.dtype,
+        engine.config.model or "",
+    )
+    if device_kind == "cpu" and needed and not found.own:
+        found = _measured_now(engine, found)
+    if found.calibration is None:
+        return Forecasts(None, "")
+    warned = found.calibration.provenance.source == "datasheet"
+    if warned:
+        _log.warning("forecasts go by %s", found.source)
+    # How large a step its host launches in one piece is the engine's affair, whoever measured.
+    constants = replace(found.calibration.parameters, graph_tokens=engine.limits.captured_rows)
+    calibration = replace(found.calibration, parameters=constants)
+    estimator = Estimator(calibration, engine.checkpoint.shape, dtype_bytes(engine.info.dtype))
+    estimator.prepare(engine.limits.lattice, engine.limits.max_seqs, MAX_BATCH_TOKENS)
+    return Forecasts(estimator, "" if warned else f"forecasts: {found.source}")
+
+
+def _measured_now(engine: "Engine", otherwise: Found) -> Found:
+    """A brief calibration of this CPU, written down; `otherwise` where the engine is too small or too slow for it."""
+    began_s = time.monotonic()
+    shape, lattice = engine.checkpoint.shape, engine.limits.lattice
+    path = default_path(device_name("cpu"), lattice.total_sms, shape, engine.info.dtype)
+    try:
+        plan = make_plan(engine, "cpu", brief=True, seed=engine.config.seed)
+        measured = measure(plan, until_s=began_s + FIRST_START_S)
+        calibration = fit_measured(measured)
+        measured.save(samples_path(path))
+        calibration.save(path)
+    except (BulletError, ValueError, OSError) as error:
+        _log.warning("this CPU could not be measured in passing (%s): bullet calibrate does it thoroughly", error)
+        return otherwise
+    took_s = time.monotonic() - began_s
+    return Found(calibration, f"measured just now, once, in {took_s:.0f} s ({path})", own=True)

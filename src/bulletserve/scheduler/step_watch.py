@@ -1,0 +1,72 @@
+"""What each step that ended says about its forecast: fed by the state, it keeps the correction that snapshots carry.
+
+Knows nothing about requests or plans. A step's neighbour may change while it runs. Each part of its time is compared
+with the forecast beside the neighbour of that part: in t_i of T_i seconds it does t_i / T_i of its work, so it should
+have taken the sum of t_i over the sum of t_i / T_i.
+"""
+
+from typing import NamedTuple
+
+from bulletserve.core.correction import Correction
+from bulletserve.core.operators import StepShape
+from bulletserve.core.partition import Partition
+from bulletserve.core.plan import Lane
+from bulletserve.core.snapshot import StepUnderWay
+from bulletserve.estimator.correction import Corrector
+from bulletserve.scheduler.policy import Forecaster
+
+_LEAST_PART = 0.02
+"""A neighbour of less than this share of a step's time is left out."""
+
+
+class _Ran(NamedTuple):
+    shape: StepShape
+    sms: int
+    began_s: float
+    ended_s: float
+
+
+class StepWatch:
+    """Compares steps with forecasts, which have no correction in them. One thread."""
+
+    def __init__(self, estimator: Forecaster) -> None:
+        self._estimator = estimator
+        self._corrector = Corrector()
+        self._last: dict[Lane, _Ran] = {}
+
+    @property
+    def correction(self) -> Correction:
+        """The factors to plan with: the same object until they change."""
+        return self._corrector.published
+
+    @property
+    def errors(self) -> Correction:
+        """By kind of step, the mean |observed / corrected forecast - 1| of late."""
+        return self._corrector.errors
+
+    def ended(
+        self, lane: Lane, shape: StepShape, sms: int, began_s: float, ended_s: float, beside: StepUnderWay | None
+    ) -> None:
+        """A step of `lane` ran on `sms` from `began_s` to `ended_s`; `beside` is what the other lane now runs."""
+        before = self._last.get(Lane.DECODE if lane is Lane.PREFILL else Lane.PREFILL)
+        self._last[lane] = _Ran(shape, sms, began_s, ended_s)
+        seconds = ended_s - began_s
+        if seconds <= 0.0:
+            return
+        alone_s, done = seconds, 0.0
+        if shape.kind != "mixed":
+            parts = []
+            if before is not None:
+                parts.append((before.shape, before.sms, min(ended_s, before.ended_s) - max(began_s, before.began_s)))
+            if beside is not None:
+                parts.append((beside.shape, beside.sms, ended_s - max(began_s, beside.since_s)))
+            for other, other_sms, part_s in parts:
+                if part_s > _LEAST_PART * seconds and other.kind not in (shape.kind, "mixed"):
+                    both = Partition(sms, other_sms) if lane is Lane.PREFILL else Partition(other_sms, sms)
+                    done += part_s / self._estimator.predict(shape, both, other).seconds
+                    alone_s -= part_s
+        if alone_s > _LEAST_PART * seconds:
+            share = Partition(0, sms) if shape.kind == "decode" else Partition(sms, 0)
+            done += alone_s / self._estimator.predict(shape, share).seconds
+        if done > 0.0:
+            self._corrector.observe(shape.kind, seconds / done, seconds)
