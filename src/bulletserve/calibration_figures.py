@@ -1,18 +1,14 @@
 """Pictures of a calibration: how right its forecasts are, what shares, neighbours and power do to a step.
 
-Knows nothing about how anything was measured. Colours are Okabe and Ito's, which all kinds of colour vision tell apart;
-what matters has a shape of its own too. Needs matplotlib.
+Knows nothing about how anything was measured. Needs matplotlib.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import floor, inf, log10
 from pathlib import Path
-from typing import Any
 
 import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
@@ -26,30 +22,15 @@ from bulletserve.core.samples import Sample
 from bulletserve.estimator.calibration import Calibration
 from bulletserve.estimator.errors import GROUPS, group_of
 from bulletserve.estimator.estimator import Estimator
+from bulletserve.figures import BLUE, GREEN, ORANGE, PURPLE, RED, STYLE, save_figure
 from bulletserve.measurements import Measurements
 
-BLUE, ORANGE, GREEN, PURPLE, SKY, YELLOW, RED, GREY = (
-    "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#F0E442", "#D55E00", "#666666",
-)  # fmt: skip
-KIND_COLOURS = {"prefill": ORANGE, "decode": BLUE, "mixed": GREEN}
 KNEE = 0.9
 """A curve's knee is where it reaches this share of the whole device's speed."""
-
-_STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "bullet",
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlelocation": "left",
-    "axes.titlesize": 10,
-    "legend.frameon": False,
-}
 
 
 def draw_all(calibration: Calibration, measured: Measurements, folder: Path) -> list[Path]:
     """Write every figure that the samples allow into `folder`, each as SVG and PNG; the paths of the PNGs."""
-    folder.mkdir(parents=True, exist_ok=True)
     makers: dict[str, Callable[[Calibration, Measurements], Figure | None]] = {
         "forecasts": forecasts_figure,
         "scaling": scaling_figure,
@@ -57,15 +38,12 @@ def draw_all(calibration: Calibration, measured: Measurements, folder: Path) -> 
         "power": power_figure,
     }
     written: list[Path] = []
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         for name, make in makers.items():
             figure = make(calibration, measured)
             if figure is None:
                 continue
-            figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
-            figure.savefig(folder / f"{name}.png", dpi=150)
-            plt.close(figure)
-            written.append(folder / f"{name}.png")
+            written.append(save_figure(figure, folder, name))
     return written
 
 

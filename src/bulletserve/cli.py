@@ -16,6 +16,8 @@ COMMANDS = {
     "generate": "complete prompts on this machine, without a server",
     "compare": "run the same requests under several policies and print one table",
     "calibrate": "measure this device, so that forecasts of its steps can be trusted",
+    "simulate": "run a workload under any policy on a calibrated device made of arithmetic",
+    "replay": "decide a recorded run again and show where it comes out otherwise",
     "doctor": "say what this machine offers and what is missing",
 }
 

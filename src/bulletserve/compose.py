@@ -5,7 +5,8 @@ how policies are compared over the same weights.
 """
 
 import logging
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 
 from bulletserve.core.config import EngineConfig
 from bulletserve.core.engine_info import EngineInfo
@@ -14,16 +15,21 @@ from bulletserve.core.ports import Clock, Outlet, Poster
 from bulletserve.core.snapshot import Limits
 from bulletserve.engine.load import choose_device, load_cpu_engine
 from bulletserve.engine.loaded import DeviceExecutor, LoadedEngine
+from bulletserve.estimator.estimator import Estimator
 from bulletserve.forecasting import Forecasts, forecasts_for
 from bulletserve.formats.checkpoint import open_checkpoint
 from bulletserve.formats.description import Checkpoint
+from bulletserve.machine import code_commit
 from bulletserve.resources.cpu_threads import use_threads
 from bulletserve.scheduler.inbox import MonotonicClock, QueueInbox
 from bulletserve.scheduler.kv_ledger import KvLedger
 from bulletserve.scheduler.loop import Loop, Observer
 from bulletserve.scheduler.policies import make_policy
 from bulletserve.scheduler.policy import Policy
+from bulletserve.scheduler.replay import RecordedEngine
 from bulletserve.scheduler.state import State
+from bulletserve.telemetry.recorder import Recorder
+from bulletserve.version import __version__
 
 _log = logging.getLogger(__name__)
 
@@ -106,6 +112,21 @@ def build_engine(config: EngineConfig, inbox: QueueInbox | None = None) -> Engin
     )
     _log.debug("%s", info.describe())
     return Engine(config, checkpoint, info, limits, loaded.executor, policy, inbox)
+
+
+def record_to(path: Path, engine: Engine, loop: Loop) -> Recorder:
+    """What writes down all that `loop` decides: set it as the loop's observer. Raises `ConfigError`."""
+    known = loop.state.estimator
+    estimator = known if isinstance(known, Estimator) else None
+    recorded = RecordedEngine(engine.config.policy, engine.limits, engine.config.enable_prefix_caching, estimator)
+    origin = {
+        "origin": {"from": "serve", "model": engine.info.model_name, "device": engine.info.device},
+        "config": asdict(engine.config),
+        "seed": engine.config.seed,
+        "version": __version__,
+        "commit": code_commit(),
+    }
+    return Recorder(path, recorded.header(**origin))
 
 
 def _load(device: str, config: EngineConfig, checkpoint: Checkpoint, poster: Poster) -> LoadedEngine:

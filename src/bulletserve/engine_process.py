@@ -15,9 +15,11 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 
 from bulletserve.core.config import EngineConfig
 from bulletserve.core.errors import BulletError
+from bulletserve.telemetry.recorder import Recorder
 from bulletserve.transport.addresses import Addresses
 
 _log = logging.getLogger(__name__)
@@ -32,10 +34,23 @@ EXIT_CONFIG = 78
 
 
 class EngineProcess:
-    """A running child. `addresses` are where its front listens."""
+    """A running child. `addresses` are where its front listens; `record`: where it writes its decisions down."""
 
-    def __init__(self, config: EngineConfig, addresses: Addresses, log_level: int = logging.WARNING) -> None:
-        order = json.dumps({"config": asdict(config), "addresses": asdict(addresses), "log_level": log_level})
+    def __init__(
+        self,
+        config: EngineConfig,
+        addresses: Addresses,
+        log_level: int = logging.WARNING,
+        record: Path | None = None,
+    ) -> None:
+        order = json.dumps(
+            {
+                "config": asdict(config),
+                "addresses": asdict(addresses),
+                "log_level": log_level,
+                "record": None if record is None else str(record),
+            }
+        )
         self._process = subprocess.Popen(
             [sys.executable, "-m", "bulletserve.engine_process"], stdin=subprocess.PIPE, text=True
         )
@@ -83,12 +98,13 @@ def main() -> int:
         return EXIT_CONFIG
     order = json.loads(line)
     logging.basicConfig(level=order["log_level"], format="%(asctime)s engine %(levelname)s %(message)s")
-    return _serve(EngineConfig(**order["config"]), Addresses(**order["addresses"]))
+    record = None if order["record"] is None else Path(order["record"])
+    return _serve(EngineConfig(**order["config"]), Addresses(**order["addresses"]), record)
 
 
-def _serve(config: EngineConfig, addresses: Addresses) -> int:
+def _serve(config: EngineConfig, addresses: Addresses, record: Path | None) -> int:
     # torch is only wanted in this process
-    from bulletserve.compose import build_engine
+    from bulletserve.compose import build_engine, record_to
     from bulletserve.core.events import Stop
     from bulletserve.scheduler.inbox import QueueInbox
     from bulletserve.transport.engine_end import EngineEnd
@@ -96,9 +112,12 @@ def _serve(config: EngineConfig, addresses: Addresses) -> int:
     inbox = QueueInbox()
     end = EngineEnd(addresses, inbox, block_size=config.block_size if config.enable_prefix_caching else None)
     _watch_parent(lambda: inbox.post(Stop()))
+    recorder: Recorder | None = None
     try:
         engine = build_engine(config, inbox)
         loop = engine.loop(end)
+        if record is not None:
+            recorder = loop.observer = record_to(record, engine, loop)
         gc.collect()
         gc.freeze()
         end.ready(engine.info)
@@ -116,6 +135,8 @@ def _serve(config: EngineConfig, addresses: Addresses) -> int:
         end.fatal(f"{type(error).__name__}: {error}")
         return EXIT_FAULT
     finally:
+        if recorder is not None:
+            recorder.close()
         end.close()
 
 

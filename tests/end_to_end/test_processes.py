@@ -12,6 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from bulletserve.telemetry.record_format import Record
+
 BULLET = Path(sys.executable).parent / "bullet"
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -164,3 +166,38 @@ def test_an_unknown_flag_is_refused() -> None:
     run = subprocess.run([BULLET, "serve", "--warp-speed"], capture_output=True, text=True, timeout=60, check=False)
     assert run.returncode == 2
     assert "--warp-speed" in run.stderr
+
+
+def test_a_recorded_server_is_decided_again_without_a_difference(tmp_path: Path) -> None:
+    """Prefix hits, aborts and many streams included; the record ends when the server does."""
+    path = tmp_path / "run"
+    served = Served(tmp_path, "--record", str(path), "--num-gpu-blocks-override", "150", "--max-num-seqs", "4")
+    try:
+        with long_stream(served) as stream:
+            next(stream.iter_lines())
+        body = {"prompt": [list(range(3, 60)), list(range(3, 90)), [7] * 40] * 3, "max_tokens": 30, "ignore_eos": True}
+        for _ in range(2):
+            assert served.http.post("/v1/completions", json=body).status_code == 200
+        served.process.send_signal(signal.SIGTERM)
+        assert served.process.wait(30) == 0
+    finally:
+        served.close()
+    done = subprocess.run([BULLET, "replay", path], check=False, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert ", 0 differences" in done.stdout and "no end" not in done.stdout
+    with Record(path) as record:
+        turns = list(record.turns())
+    assert record.header["config"]["policy"] == "static_split" and record.header["version"]
+    kinds = {type(event).__name__ for turn in turns for event in turn.events}
+    assert {"Arrived", "Aborted", "StepDone"} <= kinds
+    assert any(plan.admit for turn in turns for plan in turn.plans)
+
+
+def test_nothing_is_recorded_over(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "run").write_text("precious")
+    for name, words in (("run", "name a new file"), ("none/run", "no folder")):
+        command = [BULLET, "serve", tmp_path / "config.json", "--load-format", "dummy", "--record", tmp_path / name]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 1 and words in done.stderr
+    assert (tmp_path / "run").read_text() == "precious"

@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from bulletserve.core.engine_info import EngineInfo
+from bulletserve.core.operators import StepShape
 from bulletserve.core.partition import Lattice, Partition
 from bulletserve.core.snapshot import Limits
 from bulletserve.scheduler.inbox import MonotonicClock, QueueInbox
@@ -23,7 +24,6 @@ from bulletserve.server.settings import ServerSettings
 from bulletserve.server.text_codec import TextCodec
 from bulletserve.simulator.device import SimulatedDevice
 from bulletserve.simulator.executor import RealtimeExecutor
-from bulletserve.simulator.truth import Work
 from bulletserve.transport.engine_end import EngineEnd
 from bulletserve.transport.front_end import FrontEnd
 from tests.server.small_model import small_checkpoint
@@ -37,11 +37,12 @@ class QuickTruth:
 
     total_sms = 4
 
-    def alone_s(self, work: Work, sms: int) -> float:
-        return work.layers_share * (0.0002 + 2e-5 * work.prompt_tokens + 1e-5 * work.rows) * 4 / sms
+    def alone_s(self, step: StepShape, sms: int) -> float:
+        tokens_s = 2e-5 * step.prefill_tokens + 1e-5 * step.decode_rows
+        return step.layers / LIMITS.num_layers * (0.0002 + tokens_s) * 4 / sms
 
-    def slowdown(self, work: Work, beside: Work) -> float:
-        return 1.1
+    def beside_s(self, step: StepShape, sms: int, other: StepShape, other_sms: int) -> float:
+        return 1.1 * self.alone_s(step, sms)
 
 
 class SimulatedServer:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from bulletserve.core.events import Stop
 from bulletserve.core.request import FinishReason, Request
+from bulletserve.scheduler.policies.bullet import Bullet
 from bulletserve.scheduler.policies.chunked_prefill import ChunkedPrefill
 from bulletserve.scheduler.policies.static_split import StaticSplit
 from bulletserve.scheduler.policies.time_sliced import TimeSliced
@@ -27,6 +28,14 @@ POLICIES = {
     "chunked_prefill": st.builds(ChunkedPrefill, budgets),
     "static_split": st.builds(
         StaticSplit, st.sampled_from((0.1, 0.5, 0.75, 0.9)), budgets, st.sampled_from(("whole", "share"))
+    ),
+    "bullet": st.builds(
+        Bullet,
+        ways=st.sampled_from(("split+sliced+mixed", "split", "sliced", "mixed")),
+        pause=st.sampled_from(("yes", "no")),
+    ),
+    "chunked_prefill_triage": st.builds(
+        ChunkedPrefill, budgets, ordering=st.just("slack"), admission=st.sampled_from(("timely", "triage"))
     ),
     "random": st.builds(RandomPolicy, st.integers(0, 10_000)),
 }

@@ -167,7 +167,7 @@ def test_status_comes_every_second_and_counts() -> None:
 def test_the_observer_sees_each_turns_events_and_plans() -> None:
     turns: list[tuple[float, Sequence[Event], Sequence[Plan]]] = []
     world = World(busy_case(), TimeSliced(16))
-    world.loop._observer = lambda now_s, events, plans: turns.append((now_s, events, plans))
+    world.loop.observer = lambda now_s, events, plans: turns.append((now_s, events, plans))
     world.drain()
     events = [event for _, seen, _ in turns for event in seen]
     assert sum(isinstance(event, Arrived) for event in events) == 12

@@ -11,11 +11,14 @@ from bulletserve.core.snapshot import MAX_RANGE_TOKENS, AdmittedEntry, PrefillPr
 from bulletserve.scheduler.batching import OVERTAKE_S, admissions, next_group, prompt_ranges
 from bulletserve.scheduler.plan_check import plan_check
 from bulletserve.scheduler.policies import POLICIES, make_policy
+from bulletserve.scheduler.policies.bullet import Bullet
 from bulletserve.scheduler.policies.chunked_prefill import ChunkedPrefill
 from bulletserve.scheduler.policies.static_split import StaticSplit
 from bulletserve.scheduler.policies.time_sliced import TimeSliced
 from bulletserve.scheduler.policy import NoForecasts, Policy
+from bulletserve.scheduler.queue_rules import ADMISSIONS, ORDERINGS
 from tests.scheduler.cases import snapshots
+from tests.scheduler.forecasters import FORECASTS, Arithmetic
 from tests.scheduler.test_plan_check import SNAPSHOT
 from tests.scheduler.world import TOTAL_SMS
 
@@ -28,29 +31,38 @@ many = settings(
 )
 NO_FORECASTS = NoForecasts()
 budgets = st.sampled_from((0, 1, 2, 7, 64, 2048, 100_000))
+parts = {"ordering": st.sampled_from(tuple(ORDERINGS)), "admission": st.sampled_from(ADMISSIONS)}
+ways = st.sampled_from(("split+sliced+mixed", "split", "sliced", "mixed", "split+mixed"))
 policies = st.one_of(
-    st.builds(TimeSliced, budgets),
-    st.builds(ChunkedPrefill, budgets),
-    st.builds(StaticSplit, st.sampled_from((0.01, 0.5, 0.9)), budgets, st.sampled_from(("whole", "share"))),
+    st.builds(TimeSliced, budgets, **parts),
+    st.builds(ChunkedPrefill, budgets, **parts),
+    st.builds(StaticSplit, st.sampled_from((0.01, 0.5, 0.9)), budgets, st.sampled_from(("whole", "share")), **parts),
+    st.builds(Bullet, ways=ways, pause=st.sampled_from(("yes", "no")), margin=st.sampled_from((0.0, 0.05)), **parts),
+)
+forecasters = st.builds(
+    Arithmetic,
+    beside=st.sampled_from((1.0, 1.2, 4.0)),
+    ride=st.sampled_from((0.1, 1.0)),
+    row_s=st.sampled_from((0, 1e-3)),
 )
 
 
-@given(snapshot=snapshots(), policy=policies)
-@many
-def test_every_plan_keeps_the_rules(snapshot: Snapshot, policy: Policy) -> None:
-    plan = policy.decide(snapshot, NO_FORECASTS)
+@given(snapshot=snapshots(), policy=policies, forecasts=forecasters)
+@settings(many, max_examples=800)
+def test_every_plan_keeps_the_rules(snapshot: Snapshot, policy: Policy, forecasts: Arithmetic) -> None:
+    plan = policy.decide(snapshot, forecasts)
     plan_check(snapshot, plan)
-    assert policy.decide(snapshot, NO_FORECASTS) == plan
+    assert policy.decide(snapshot, forecasts) == plan
     assert plan.because
 
 
 @given(snapshot=snapshots(), policy=policies)
 @settings(many, max_examples=150)
 def test_a_snapshot_read_back_is_the_same_and_decides_the_same(snapshot: Snapshot, policy: Policy) -> None:
-    plan = policy.decide(snapshot, NO_FORECASTS)  # fills the lattice's caches
+    plan = policy.decide(snapshot, FORECASTS)  # fills the lattice's caches
     read = msgspec.json.decode(msgspec.json.encode(snapshot), type=Snapshot)
     assert read == snapshot
-    assert policy.decide(read, NO_FORECASTS) == plan
+    assert policy.decide(read, FORECASTS) == plan
 
 
 def waiting(*tokens: int, arrival_s: float = 0.0) -> tuple[WaitingEntry, ...]:
@@ -164,7 +176,7 @@ def test_policies_are_made_from_text() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("vllm", "no policy is called 'vllm'; there are chunked_prefill, static_split, time_sliced"),
+        ("vllm", "no policy is called 'vllm'; there are bullet, chunked_prefill, static_split, time_sliced"),
         ("chunked_prefill:chunk=3", "has no option 'chunk'; it has ordering, admission, budget"),
         ("chunked_prefill:budget=many", "option budget must be of type int"),
         ("chunked_prefill:budget=-1", "budget must be at least 1"),
@@ -173,6 +185,10 @@ def test_policies_are_made_from_text() -> None:
         ("time_sliced:batch_tokens=-1", "batch_tokens must be at least 1"),
         ("static_split:batch_tokens=-1", "batch_tokens must be at least 1"),
         ("static_split:decode_fraction=1", "decode_fraction must lie between 0 and 1"),
+        ("bullet:ways=fast", "ways must be some of split, sliced, mixed"),
+        ("bullet:pause=maybe", "pause must be yes or no"),
+        ("bullet:margin=1", "margin must be at least 0 and below 1"),
+        ("bullet:longest_gap=0.5", "longest_gap must be at least 1"),
         ("static_split:alone=never", "alone must be 'whole' or 'share'"),
     ],
 )

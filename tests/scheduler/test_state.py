@@ -4,8 +4,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from bulletserve.core.correction import Correction
 from bulletserve.core.events import Aborted, Arrived, Output, StepDone
 from bulletserve.core.launch import Launch
+from bulletserve.core.operators import StepShape
 from bulletserve.core.plan import DecodeStep, MixedStep, Plan, PrefillGroup, Start
 from bulletserve.core.prefix import block_hashes
 from bulletserve.core.request import Finished, FinishReason, Request
@@ -13,7 +15,10 @@ from bulletserve.core.slo import Slo
 from bulletserve.core.snapshot import Limits, Snapshot
 from bulletserve.scheduler.kv_ledger import KvLedger
 from bulletserve.scheduler.plan_check import plan_check
+from bulletserve.scheduler.policy import Forecaster
+from bulletserve.scheduler.queue_rules import FIRST_COME, QueueRules
 from bulletserve.scheduler.state import State
+from tests.scheduler.forecasters import Arithmetic
 from tests.scheduler.world import LATTICE, TOTAL_SMS
 
 DECODE = DecodeStep("all", TOTAL_SMS)
@@ -23,7 +28,15 @@ STOP = 9
 class Hands:
     """A state whose every step is started and ended by hand."""
 
-    def __init__(self, blocks: int = 20, *, block_size: int = 4, caching: bool = True) -> None:
+    def __init__(
+        self,
+        blocks: int = 20,
+        *,
+        block_size: int = 4,
+        caching: bool = True,
+        rules: QueueRules = FIRST_COME,
+        estimator: Forecaster | None = None,
+    ) -> None:
         limits = Limits(
             num_layers=4,
             block_size=block_size,
@@ -34,7 +47,7 @@ class Hands:
             lattice=LATTICE,
         )
         self.ledger = KvLedger(blocks + 1, block_size, caching)
-        self.state = State(limits, self.ledger)
+        self.state = State(limits, self.ledger, rules, estimator)
         self.now_s = 0.0
         self.launches: list[Launch] = []
 
@@ -327,3 +340,82 @@ def test_aborting_whom_nobody_knows_changes_nothing() -> None:
     hands = Hands()
     hands.state.apply(Aborted(77), 0.0)
     assert hands.state.take_output(0.0) is None
+
+
+def test_a_snapshot_shows_the_steps_under_way_and_since_when() -> None:
+    hands = Hands()
+    hands.decoding(0, range(5))
+    hands.arrive(1, range(100, 106))
+    hands.admit(1)
+    hands.now_s = 20.0
+    decode = hands.start(DecodeStep("all", 2))
+    group = hands.start(PrefillGroup((1,), ((0, 6),), (0, 3), 6))
+    whole = hands.start(DECODE)
+    snapshot = hands.snapshot
+    (first, second), (other,) = snapshot.decode_lane.steps, snapshot.prefill_lane.steps
+    assert first == (StepShape.decode(1, 6, 4), 2, 20.0)
+    assert second == (StepShape.decode(1, 7, 4), TOTAL_SMS, 20.0)
+    assert other == (StepShape.prefill([(6, 0)], 3, 0), 6, 20.0)
+    assert (snapshot.decode_lane.sms, snapshot.decode_lane.queued, snapshot.decode_lane.mixed) == (8, 2, False)
+    hands.now_s = 21.0
+    hands.end(decode, 7)  # at 22
+    assert hands.snapshot.decode_lane.steps == (second._replace(since_s=22.0),)
+    assert hands.snapshot.decode_lane.free_s == 22.0
+    hands.end(group)  # at 23: the decode step on the whole device was not ordered behind it ...
+    assert hands.snapshot.decode_lane.steps[0].since_s == 23.0  # ... but it was started before, so it was
+    hands.end(whole, 7)
+    assert hands.snapshot.decode_lane.steps == ()
+
+
+def test_a_mixed_step_is_on_both_lanes_with_all_its_work() -> None:
+    hands = Hands()
+    hands.decoding(0, range(5))
+    hands.arrive(1, range(100, 106))
+    hands.admit(1)
+    hands.start(MixedStep((1,), ((0, 6),), "all", TOTAL_SMS))
+    snapshot = hands.snapshot
+    assert snapshot.prefill_lane.steps == snapshot.decode_lane.steps
+    assert snapshot.decode_lane.steps[0].shape == StepShape.mixed([(6, 0)], 1, 6, 4, 2)
+    assert snapshot.decode_lane.mixed
+
+
+def test_who_cannot_be_in_time_any_more_is_late_by_the_forecast() -> None:
+    """Ten tokens take a second alone; corrected, twice as long."""
+    physics = Arithmetic(num_layers=4, token_s=0.1)
+    hands = Hands(rules=QueueRules("slack", "timely"), estimator=physics)
+    for request_id, prefill_ratio in ((0, 1.0), (1, 2.0)):
+        hands.state.correction = Correction(prefill=prefill_ratio)
+        request = Request(request_id, range(10), 5, 0.0, slo=Slo("chat", 3.0, 0.5))
+        hands.state.apply(Arrived(request), 0.0)
+    one, two = hands.snapshot.waiting
+    assert (one.request_id, one.lost_s, two.request_id, two.lost_s) == (1, 1.0, 0, 2.0)
+    assert (one.deadline_s, one.tpot_s, hands.snapshot.waiting_tokens) == (3.0, 0.5, 20)
+    assert hands.state.status(0.0, 0).queue_s == pytest.approx(2 * 20 * 0.1)
+    hands.now_s = 1.5
+    snapshot = hands.snapshot
+    assert ([e.request_id for e in snapshot.waiting], [e.request_id for e in snapshot.late]) == ([0], [1])
+    assert (snapshot.waiting_total, snapshot.late_total, snapshot.waiting_tokens) == (1, 1, 10)
+    hands.admit(1)
+    assert hands.snapshot.late == ()
+
+
+def test_a_preempted_answer_is_due_when_its_next_token_is_and_never_late() -> None:
+    hands = Hands(rules=QueueRules("slack", "timely"), estimator=Arithmetic(num_layers=4))
+    request = Request(0, range(5), 10, 0.0, slo=Slo("chat", 1.0, 2.0))
+    hands.state.apply(Arrived(request), 0.0)
+    hands.admit(0)
+    hands.end(hands.prefill(0), 7)  # told at 1
+    hands.decoding(1, range(30, 35))
+    hands.state._withdraw(hands.state._jobs[0])
+    hands.now_s = 50.0
+    (entry,) = hands.snapshot.waiting
+    assert (entry.preempted, entry.deadline_s, hands.snapshot.late) == (True, 3.0, ())
+
+
+def test_the_length_of_answers_is_learned_from_their_ends() -> None:
+    hands = Hands()
+    assert hands.snapshot.answer_tokens == 0
+    hands.decoding(0, range(5), max_tokens=3)
+    hands.end(hands.start(DECODE), 7)
+    hands.end(hands.start(DECODE), 7)
+    assert hands.snapshot.answer_tokens == 3

@@ -12,6 +12,7 @@ from random import Random
 
 from bulletserve.core.events import Aborted, Arrived, Event, Output, Status, StepDone
 from bulletserve.core.launch import Launch, Seat
+from bulletserve.core.operators import StepShape
 from bulletserve.core.partition import Lattice, Partition
 from bulletserve.core.plan import Lane, MixedStep, PrefillGroup
 from bulletserve.core.request import Finished, FinishReason, Request
@@ -22,7 +23,7 @@ from bulletserve.scheduler.policy import Policy
 from bulletserve.scheduler.state import State
 from bulletserve.simulator.device import SimulatedDevice
 from bulletserve.simulator.executor import VirtualExecutor
-from bulletserve.simulator.truth import Work
+from tests.scheduler.forecasters import FORECASTS
 
 TOTAL_SMS = 8
 LATTICE = Lattice.of_splits(TOTAL_SMS, (Partition(2, 6), Partition(4, 4), Partition(6, 2)))
@@ -36,11 +37,12 @@ class GridTruth:
     seed: int = 0
     total_sms: int = TOTAL_SMS
 
-    def alone_s(self, work: Work, sms: int) -> float:
-        return Random(hash((self.seed, hash(work), sms))).choice((0.125, 0.25, 0.5, 1.0))
+    def alone_s(self, step: StepShape, sms: int) -> float:
+        return Random(hash((self.seed, hash(step), sms))).choice((0.125, 0.25, 0.5, 1.0))
 
-    def slowdown(self, work: Work, beside: Work) -> float:
-        return Random(hash((self.seed, hash(work), hash(beside)))).choice((1.0, 1.5, 2.0))
+    def beside_s(self, step: StepShape, sms: int, other: StepShape, other_sms: int) -> float:
+        slowdown = Random(hash((self.seed, hash(step), hash(other)))).choice((1.0, 1.5, 2.0))
+        return self.alone_s(step, sms) * slowdown
 
 
 @dataclass(frozen=True)
@@ -134,8 +136,8 @@ class CheckedDevice:
     def now_s(self) -> float:
         return self.inner.now_s
 
-    def next_end_s(self) -> float | None:
-        return self.inner.next_end_s()
+    def next_change_s(self) -> float | None:
+        return self.inner.next_change_s()
 
     def advance(self, now_s: float) -> list[StepDone]:
         return [self._done(done) for done in self.inner.advance(now_s)]
@@ -313,7 +315,7 @@ class World:
         case = self.case
         self.limits = case.limits
         self.ledger = KvLedger(case.total_blocks + 1, case.block_size, case.caching)
-        self.state = State(self.limits, self.ledger)
+        self.state = State(self.limits, self.ledger, self.policy.rules, FORECASTS)
         self.device = CheckedDevice(case)
         agenda: list[tuple[float, Event]] = [(r.arrival_s, Arrived(r)) for r in case.requests]
         agenda += [(at_s, Aborted(request_id)) for at_s, request_id in case.aborts]

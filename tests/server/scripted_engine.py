@@ -50,6 +50,7 @@ class ScriptedEngine:
         self.held = False
         self.silent = False
         self.oldest_step_s = 0.0
+        self.queue_s = 0.0
         self.refusal: Finished | None = None
         self.arrived: list[Request] = []
         self.aborted: list[int] = []
@@ -83,7 +84,9 @@ class ScriptedEngine:
 
     def _status(self) -> Status:
         running = len(self.running)
-        return Status(time.monotonic(), running, 0, running, 1000, self.oldest_step_s, 3, 1, 7, 40, 30, 0, 0.0, 0.25)
+        return Status(
+            time.monotonic(), running, 0, running, 1000, self.oldest_step_s, 3, 1, 7, 40, 30, 0, 0.0, 0.25, self.queue_s
+        )
 
     def _hear(self, wait_s: float) -> None:
         try:

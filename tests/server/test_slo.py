@@ -1,5 +1,7 @@
 """Targets per request: the server's classes, the body's numbers, and what reaches the engine."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,7 +10,7 @@ from bulletserve.core.errors import ConfigError, InvalidRequest
 from bulletserve.core.slo import Slo
 from bulletserve.server.settings import ServerSettings
 from bulletserve.server.slo_fields import SloBody, request_slo, slo_classes
-from tests.server.conftest import Served
+from tests.server.conftest import SETTINGS, Served
 from tests.server.test_requests import error_of
 
 DEFAULT = Slo("default", 0.3, 0.02)
@@ -82,6 +84,21 @@ def test_targets_reach_the_engine(served: Served) -> None:
     assert asked.slo.ttft_s == pytest.approx(0.25)
     assert asked.slo.tpot_s == pytest.approx(0.008)
     assert (best_effort.slo, plain.slo) == (Slo("best_effort"), Slo())
+
+
+def test_a_full_queue_says_when_it_will_have_been_served(served: Served) -> None:
+    """By the engine's forecast."""
+    served.engine.held, served.engine.queue_s = True, 41.2
+    with ThreadPoolExecutor(SETTINGS.max_waiting) as threads:
+        waiting = [threads.submit(served.post) for _ in range(SETTINGS.max_waiting)]
+        status = served.server.open_requests.metrics
+        served.wait_until(lambda: len(served.engine.running) == SETTINGS.max_waiting)
+        served.wait_until(lambda: status.status is not None and status.status.queue_s == 41.2)
+        refused = served.post()
+        served.engine.held = False
+        assert all(answer.result().status_code == 200 for answer in waiting)
+    assert error_of(refused, 429)["code"] == "overloaded"
+    assert refused.headers["retry-after"] == "42"
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ supervisor.
 
 import argparse
 import logging
+import os
 import signal
 import sys
 import threading
@@ -36,6 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--policy", default="static_split", help="time_sliced, chunked_prefill, static_split or bullet")
     group.add_argument("--ttft-slo-ms", type=float, help="target for the time to the first token")
     group.add_argument("--tpot-slo-ms", type=float, help="target for the mean time per token after the first")
+    group.add_argument(
+        "--record",
+        type=Path,
+        metavar="FILE",
+        help="write every decision down for bullet replay; holds the tokens of prompts and answers",
+    )
     group.add_argument(
         "--slo-class",
         action="append",
@@ -73,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
     )
     _check_names(options)
     listener = bind(settings.host, settings.port)
-    engine = _Engine(config)
+    engine = _Engine(config, _checked_record(options.record))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # while loading: as Ctrl-C
     try:
         print(f"loading {checkpoint.name} ...", flush=True)
@@ -102,6 +109,18 @@ def _check_names(options: argparse.Namespace) -> None:
             raise ConfigError(f"{name} is taken for a name: write the model before --served-model-name")
 
 
+def _checked_record(path: Path | None) -> Path | None:
+    """The path of a record, if it can be written. Nothing may be lost in its place."""
+    if path is None:
+        return None
+    path = path.absolute()
+    if path.exists() and (path.is_dir() or path.stat().st_size):
+        raise ConfigError(f"--record {path} is there already: name a new file")
+    if not os.access(path.parent, os.W_OK):
+        raise ConfigError(f"--record {path}: there is no folder {path.parent} to write to")
+    return path
+
+
 def _read_template(path: Path | None) -> str | None:
     if path is None:
         return None
@@ -114,15 +133,20 @@ def _read_template(path: Path | None) -> str | None:
 class _Engine:
     """The engine process and its successor."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, record: Path | None = None) -> None:
         self.status = 0
-        self._config = config
+        self._config, self._record = config, record
+        self._starts = 0
         self._ending = threading.Event()
 
     def start(self) -> EngineInfo:
         """Start a process and wait until it is ready. Raises `EngineDied` with its last words."""
         self.front_end = FrontEnd()
-        self.process = EngineProcess(self._config, self.front_end.addresses, logging.getLogger().level)
+        self._starts += 1
+        record = self._record
+        if record is not None and self._starts > 1:  # what led to the end of the one before it must be kept
+            record = record.with_name(f"{record.name}.{self._starts}")
+        self.process = EngineProcess(self._config, self.front_end.addresses, logging.getLogger().level, record)
         return self.front_end.wait_ready(READY_TIMEOUT_S, self.process.alive)
 
     def end(self, server: HttpServer) -> None:

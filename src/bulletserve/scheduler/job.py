@@ -12,7 +12,7 @@ from bulletserve.core.launch import Seat
 from bulletserve.core.prefix import next_hash, root_hash
 from bulletserve.core.request import Request
 from bulletserve.core.slo import NO_DEADLINE_S
-from bulletserve.core.snapshot import AdmittedEntry, WaitingEntry
+from bulletserve.core.snapshot import AdmittedEntry, Limits, WaitingEntry
 
 
 class Phase(Enum):
@@ -81,6 +81,16 @@ class Job:
         self.speaking = False
         self.first_token_s: float | None = None
         self.slack_key_s = 0.0
+
+    def never_ends(self, limits: Limits) -> str:
+        """Why it could not end even if it were alone; "" if it could."""
+        longest = self.most_tokens - 1
+        room = limits.total_blocks * limits.block_size
+        if longest > room:
+            return f"prompt and answer need room for {longest} tokens in the cache, which holds {room}"
+        if not self.prompt_tokens or self.request.max_tokens < 1:
+            return "a request needs a prompt and at least one token to make"
+        return ""
 
     @property
     def is_full(self) -> bool:

@@ -28,8 +28,9 @@ Observer = Callable[[float, Sequence[Event], Sequence[Plan]], None]
 class Loop:
     """Owns a state and drives it. All methods belong to one thread.
 
-    `observer` is called once a turn with the time, the events and the plans that were carried out. `unsettled`: the
-    policy had more to add than one turn holds, so the next does not wait. Forecasts are those of the state's estimator.
+    `observer` is called once a turn with the time, the events and the plans that were carried out; it may be set before
+    the first turn. `turns`: how many so far. `unsettled`: the policy had more to add than one turn holds, so the next
+    does not wait. Forecasts are those of the state's estimator.
 
     Raises `ConfigError` for a policy that needs forecasts where there are none.
     """
@@ -56,8 +57,8 @@ class Loop:
         self._inbox = inbox
         self._clock = clock
         self._outlet = outlet
-        self._observer = observer
-        self._turns = 0
+        self.observer = observer
+        self.turns = 0
         self._status_due_s = 0.0
         self._events: Iterator[Event] = iter(())
         self.unsettled = False
@@ -97,12 +98,12 @@ class Loop:
             state.apply(event, now_s)
         plans = () if state.stopped or state.fault else self._decide(now_s)
         self._tell(now_s)
-        self._turns += 1
+        self.turns += 1
         if now_s >= self._status_due_s:
             self._status_due_s = now_s + STATUS_PERIOD_S
-            self._outlet.report(state.status(now_s, self._turns))
-        if self._observer is not None:
-            self._observer(now_s, events, plans)
+            self._outlet.report(state.status(now_s, self.turns))
+        if self.observer is not None:
+            self.observer(now_s, events, plans)
 
     def _decide(self, now_s: float) -> Sequence[Plan]:
         plans: list[Plan] = []

@@ -7,15 +7,13 @@ blocks are freed only when that step has run too.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from heapq import nlargest
 
 from bulletserve.core.correction import NO_ERRORS, Correction
 from bulletserve.core.events import Aborted, Arrived, CacheReset, Event, Output, Status, StepDone, Stop
 from bulletserve.core.launch import Launch, PromptPart, Seat
 from bulletserve.core.plan import DecodeStep, Lane, MixedStep, Plan, PrefillGroup, Start, lanes_of
 from bulletserve.core.request import Finished, FinishReason, Request
-from bulletserve.core.slo import NO_DEADLINE_S
-from bulletserve.core.snapshot import VICTIMS_SHOWN, Limits, Snapshot, Victim
+from bulletserve.core.snapshot import Limits, Snapshot
 from bulletserve.scheduler.answer_lengths import AnswerLengths
 from bulletserve.scheduler.decode_set import DecodeSet
 from bulletserve.scheduler.forecasts import prompt_s, queue_s
@@ -29,6 +27,7 @@ from bulletserve.scheduler.prompt_set import PromptSet, TokenRanges
 from bulletserve.scheduler.queue_rules import FIRST_COME, QueueRules
 from bulletserve.scheduler.started_step import StartedStep
 from bulletserve.scheduler.step_watch import StepWatch
+from bulletserve.scheduler.victims import cheapest_victims, returning_blocks
 from bulletserve.telemetry.lanes import LaneTimes
 
 NAMING_STEPS = 64
@@ -38,8 +37,8 @@ NAMING_STEPS = 64
 class State:
     """Requests, seats and blocks of one engine. Owned by the loop's thread.
 
-    `rules`: the policy's, for the queue. `estimator`: without one, nobody knows how long a prompt takes, and a target
-    is lost when its deadline is past. Each step that ends is compared with its forecast: that is `correction`.
+    `rules`: the policy's, for the queue. Without an `estimator` a target is lost when its deadline is past; with one,
+    each step that ends is compared with its forecast, which makes `correction`.
     """
 
     def __init__(
@@ -82,8 +81,6 @@ class State:
         """No lane takes another step before one of its own has ended."""
         return self._lane_queues.are_full
 
-    # --- events ---------------------------------------------------------------------------------------------
-
     def apply(self, event: Event, now_s: float) -> None:
         """Take in one event."""
         match event:
@@ -109,18 +106,11 @@ class State:
         """Into the queue; what could never end, even alone, is refused: it would block all behind it."""
         self._jobs[job.id] = job
         self._enqueue(job)
-        longest = job.most_tokens - 1
-        room = self.limits.total_blocks * self.limits.block_size
-        if longest > room:
-            message = f"prompt and answer need room for {longest} tokens in the cache, which holds {room}"
-            self._end(job, FinishReason.REFUSED, message=message)
-        elif not job.prompt_tokens or job.request.max_tokens < 1:
-            self._end(job, FinishReason.REFUSED, message="a request needs a prompt and at least one token to make")
+        if problem := job.never_ends(self.limits):
+            self._end(job, FinishReason.REFUSED, message=problem)
 
     def _enqueue(self, job: Job) -> None:
-        seconds = 0.0
-        if self.estimator is not None and job.target and job.deadline_s < NO_DEADLINE_S:
-            seconds = prompt_s(self.estimator, self.limits, self.correction, job.target)
+        seconds = prompt_s(self.estimator, self.limits, self.correction, job.target)
         self._queue.add(job.waiting_entry(self.limits.block_size, seconds))
 
     def _step_done(self, done: StepDone, now_s: float) -> None:
@@ -192,8 +182,6 @@ class State:
             self.ledger.register(job.id, job.block_names(end, block_size), end)
             job.settled = tokens
 
-    # --- ends -----------------------------------------------------------------------------------------------
-
     def _end(
         self,
         job: Job,
@@ -251,8 +239,6 @@ class State:
         job.leave_seat()
         if not job.ended:
             self._enqueue(job)
-
-    # --- plans ----------------------------------------------------------------------------------------------
 
     def carry_out(self, plan: Plan, now_s: float, start: Callable[[Launch], None]) -> None:
         """Do what a checked plan says; `start` receives each launch."""
@@ -352,8 +338,6 @@ class State:
                 self._prompts.drawn(job)
                 self._decoding.join(job, now_s)
 
-    # --- what others see ------------------------------------------------------------------------------------
-
     def snapshot(self, now_s: float) -> Snapshot:
         """The projected state, frozen."""
         needed = self._decoding.blocks_needed
@@ -375,9 +359,11 @@ class State:
             decode_tokens=self._decoding.tokens,
             decode_classes=self._decoding.loads(now_s),
             decode_blocks_needed=needed,
-            victims=self._victims() if needed > free else (),
+            victims=cheapest_victims(self._decoding, self._prompts.admitted, self.ledger) if needed > free else (),
             free_blocks=free,
-            returning_blocks=self._returning_blocks() if needed > free else 0,
+            returning_blocks=returning_blocks(self._steps.values(), self._decoding, self.ledger)
+            if needed > free
+            else 0,
             free_seats=len(self._seats),
             prefill_lane=self._lane_queues.states[Lane.PREFILL],
             decode_lane=self._lane_queues.states[Lane.DECODE],
@@ -407,34 +393,7 @@ class State:
             turns=turns,
             both_lanes_s=self.lanes.both_busy_s,
             longest_gap_s=self.lanes.longest_gap_s(now_s),
-            queue_s=self._queue_s(),
+            queue_s=queue_s(self.estimator, self.limits, self.correction, self._queue.tokens),
             correction=self.correction,
             forecast_errors=self._watch.errors if self._watch else NO_ERRORS,
         )
-
-    def _queue_s(self) -> float:
-        if self.estimator is None:
-            return 0.0
-        return queue_s(self.estimator, self.limits, self.correction, self._queue.tokens)
-
-    def _returning_blocks(self) -> int:
-        """Blocks of those that are in no further step, known ahead of the step that lets them go."""
-        gone: set[int] = set()
-        for step in self._steps.values():
-            gone.update(job.id for job in step.leaving)
-            gone.update(job.id for job in step.drawn if job.is_full and job not in self._decoding)
-        return sum(len(self.ledger.held(request_id)) for request_id in gone)
-
-    def _victims(self) -> tuple[Victim, ...]:
-        """The last to arrive of those that decode or wait for their batch, never the first of all.
-
-        Only made when blocks run out.
-        """
-        candidates = [*self._decoding.jobs, *self._prompts.admitted]
-        latest = nlargest(
-            min(VICTIMS_SHOWN, len(candidates) - 1),
-            candidates,
-            key=lambda job: (job.request.priority, job.request.arrival_s, job.id),
-        )
-        held, rows = self.ledger.held, self._decoding
-        return tuple(Victim(job.id, len(held(job.id)), rows.is_due(job), job in rows) for job in latest)

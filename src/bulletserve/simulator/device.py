@@ -1,8 +1,10 @@
 """A device made of arithmetic: two lanes that carry steps, at the speed that a truth gives them.
 
-Knows nothing about threads or real time: somebody else moves its clock. Steps on a lane run in order; a step that
-asks for all SMs waits for everything started before it. While both lanes run, each is slowed by what runs beside
-it, so a step's end moves when its neighbour starts or stops.
+Knows nothing about threads or real time: somebody else moves its clock. It keeps the one rule of order of the real
+engine (docs/decisions/0001): steps on a lane run in order; a step that asks for all SMs waits for everything started
+before it. A step's progress is a share of the whole: while both lanes run, each goes at the speed of that pair, and
+when a neighbour starts or ends, what is left goes on at the new speed. A step cannot begin before the host has launched
+it, and each lane's host launches one step after the other.
 """
 
 from collections import deque
@@ -11,8 +13,9 @@ from dataclasses import dataclass, field
 
 from bulletserve.core.events import StepDone
 from bulletserve.core.launch import Launch
+from bulletserve.core.operators import StepShape
 from bulletserve.core.plan import Lane, PrefillGroup, lanes_of
-from bulletserve.simulator.truth import Truth, Work
+from bulletserve.simulator.truth import Truth
 
 TokenOf = Callable[[int, int], int]
 """(request id, number of tokens before it) -> token id."""
@@ -27,15 +30,18 @@ def counting_token(request_id: int, position: int) -> int:
 class _Queued:
     launch: Launch
     after: tuple[int, ...]
+    launched_s: float
 
 
 @dataclass(slots=True)
 class _Running:
+    """`left`: the share of it that is still to do; `seconds`: what all of it would take as things are now."""
+
     launch: Launch
-    work: Work
+    shape: StepShape
     started_s: float
-    remaining_s: float
-    slowdown: float = 1.0
+    left: float = 1.0
+    seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -46,15 +52,21 @@ class _SeatRecord:
 
 @dataclass
 class SimulatedDevice:
-    """`advance` moves it to a moment and returns the steps that ended by then, in the order of their ends."""
+    """`advance` moves it to a moment and returns the steps that ended by then, in the order of their ends.
+
+    `host_s`: from a step's start by the loop to the earliest moment at which the device may begin it. `token_of` None:
+    every token is 0, which costs nothing.
+    """
 
     truth: Truth
     num_layers: int
-    token_of: TokenOf = counting_token
+    token_of: TokenOf | None = counting_token
+    host_s: float = 0.0
     now_s: float = 0.0
     _queues: dict[Lane, deque[_Queued]] = field(default_factory=lambda: {lane: deque() for lane in Lane})
     _running: dict[Lane, _Running] = field(default_factory=dict)
     _tails: dict[Lane, int] = field(default_factory=dict)
+    _hosts_free_s: dict[Lane, float] = field(default_factory=lambda: dict.fromkeys(Lane, 0.0))
     _open: set[int] = field(default_factory=set)
     _seats: dict[int, _SeatRecord] = field(default_factory=dict)
 
@@ -67,74 +79,94 @@ class SimulatedDevice:
         after = tuple(self._tails[lane] for lane in lanes if lane in self._tails)
         for lane in lanes_of(launch.step):
             self._tails[lane] = launch.step_id
+        launched_s = max(self.now_s, self._hosts_free_s[launch.lane]) + self.host_s
+        self._hosts_free_s[launch.lane] = launched_s
         self._open.add(launch.step_id)
-        self._queues[launch.lane].append(_Queued(launch, after))
+        self._queues[launch.lane].append(_Queued(launch, after, launched_s))
         self._begin_ready()
 
-    def next_end_s(self) -> float | None:
-        """When the next running step ends if nothing else starts; None when nothing runs."""
-        ends = [self.now_s + r.remaining_s * r.slowdown for r in self._running.values()]
-        return min(ends, default=None)
+    def next_change_s(self) -> float | None:
+        """When the next step ends or begins if nothing else is started; None when nothing will happen."""
+        moments = [self.now_s + one.left * one.seconds for one in self._running.values()]
+        moments += [
+            queue[0].launched_s for lane, queue in self._queues.items() if self._waits_for_host_only(lane, queue)
+        ]
+        return min(moments, default=None)
 
     def advance(self, now_s: float) -> list[StepDone]:
-        """Move to `now_s`."""
+        """Move to `now_s`. Steps that end at the same moment end in the order in which they were started."""
         done: list[StepDone] = []
-        while (end_s := self.next_end_s()) is not None and end_s <= now_s:
-            self._progress(end_s)
-            lane = min(self._running, key=lambda lane: (self._running[lane].remaining_s, lane))
-            done.append(self._finish(lane))
+        while (moment_s := self.next_change_s()) is not None and moment_s <= now_s:
+            self._progress(moment_s)
+            ended = [lane for lane, one in self._running.items() if one.left <= 0.0 or self._ends_s(one) <= moment_s]
+            done += [self._finish(lane) for lane in sorted(ended, key=lambda at: self._running[at].launch.step_id)]
             self._begin_ready()
         self._progress(now_s)
         return done
 
+    def _ends_s(self, one: _Running) -> float:
+        return self.now_s + one.left * one.seconds
+
+    def _waits_for_host_only(self, lane: Lane, queue: deque[_Queued]) -> bool:
+        return bool(queue) and lane not in self._running and self._open.isdisjoint(queue[0].after)
+
     def _progress(self, now_s: float) -> None:
-        for running in self._running.values():
-            running.remaining_s -= (now_s - self.now_s) / running.slowdown
-        self.now_s = max(now_s, self.now_s)
+        if now_s > self.now_s:
+            for one in self._running.values():
+                one.left -= (now_s - self.now_s) / one.seconds
+            self.now_s = now_s
 
     def _finish(self, lane: Lane) -> StepDone:
-        running = self._running.pop(lane)
-        self._open.discard(running.launch.step_id)
-        self._slow_each_other()
-        return StepDone(running.launch.step_id, self._draw(running.launch), running.started_s, self.now_s)
+        one = self._running.pop(lane)
+        self._open.discard(one.launch.step_id)
+        self._set_speeds()
+        return StepDone(one.launch.step_id, self._draw(one.launch), one.started_s, self.now_s)
 
     def _begin_ready(self) -> None:
+        begun = False
         for lane, queue in self._queues.items():
-            if queue and lane not in self._running and not self._open.intersection(queue[0].after):
+            if self._waits_for_host_only(lane, queue) and queue[0].launched_s <= self.now_s:
                 launch = queue.popleft().launch
-                work = self._work(launch)
-                alone_s = self.truth.alone_s(work, launch.step.sms)
-                self._running[lane] = _Running(launch, work, self.now_s, alone_s)
-        self._slow_each_other()
+                self._running[lane] = _Running(launch, self._shape(launch), self.now_s)
+                begun = True
+        if begun:
+            self._set_speeds()
 
-    def _slow_each_other(self) -> None:
-        running = list(self._running.values())
-        for index, one in enumerate(running):
-            others = running[:index] + running[index + 1 :]
-            one.slowdown = max((self.truth.slowdown(one.work, o.work) for o in others), default=1.0)
+    def _set_speeds(self) -> None:
+        running = tuple(self._running.values())
+        if len(running) == 1:
+            running[0].seconds = self.truth.alone_s(running[0].shape, running[0].launch.step.sms)
+        elif running:
+            for one, other in (running, running[::-1]):
+                sms, other_sms = one.launch.step.sms, other.launch.step.sms
+                one.seconds = self.truth.beside_s(one.shape, sms, other.shape, other_sms)
 
-    def _work(self, launch: Launch) -> Work:
-        tokens = sum(part.end - part.start for part in launch.parts)
-        earlier = sum((part.end - part.start) * part.start for part in launch.parts)
-        context = sum(self._seats[row].tokens + 1 for row in launch.rows)
-        share = 1.0
+    def _shape(self, launch: Launch) -> StepShape:
+        layers, last = self.num_layers, True
         if isinstance(launch.step, PrefillGroup):
             first, end = launch.step.layer_range
-            share = (end - first) / self.num_layers
-        return Work(tokens, earlier // max(tokens, 1), len(launch.rows), context, share)
+            layers, last = end - first, end == self.num_layers
+        tokens = pairs = read = sampled = 0
+        for _, start, end, samples in launch.parts:
+            new = end - start
+            tokens += new
+            pairs += new * start + new * (new + 1) // 2
+            read += end
+            sampled += samples and last
+        rows = len(launch.rows)
+        context = sum([self._seats[row].tokens for row in launch.rows]) + rows
+        return StepShape(tokens, pairs, read, rows, context, layers, rows + sampled)
 
     def _draw(self, launch: Launch) -> tuple[int, ...]:
-        step = launch.step
-        parts = launch.parts
+        step, parts, seats = launch.step, launch.parts, self._seats
         if isinstance(step, PrefillGroup) and step.layer_range[1] != self.num_layers:
             parts = ()
-        drawn: list[int] = []
         for part in parts:
-            self._seats[part.seat].tokens = part.end
-            if part.samples:
-                drawn.append(self.token_of(self._seats[part.seat].request_id, part.end))
+            seats[part.seat].tokens = part.end
         for row in launch.rows:
-            seat = self._seats[row]
-            seat.tokens += 1
-            drawn.append(self.token_of(seat.request_id, seat.tokens))
-        return tuple(drawn)
+            seats[row].tokens += 1
+        drawing = [part.seat for part in parts if part.samples]
+        if self.token_of is None:
+            return (0,) * (len(drawing) + len(launch.rows))
+        records = [seats[seat] for seat in (*drawing, *launch.rows)]
+        return tuple([self.token_of(record.request_id, record.tokens) for record in records])

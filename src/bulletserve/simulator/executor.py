@@ -31,7 +31,7 @@ class VirtualExecutor:
     @property
     def has_work(self) -> bool:
         """Whether anything will still happen by itself."""
-        return bool(self._agenda) or self._device.next_end_s() is not None
+        return bool(self._agenda) or self._device.next_change_s() is not None
 
     def schedule(self, at_s: float, event: Event) -> None:
         """Let an event happen at a moment."""
@@ -46,13 +46,15 @@ class VirtualExecutor:
         return self._device.now_s
 
     def wait(self, deadline_s: float) -> Sequence[Event]:
-        """Move to the next event or the deadline."""
-        moments = [deadline_s, self._device.next_end_s(), self._agenda[0][0] if self._agenda else None]
-        now_s = max(min(m for m in moments if m is not None), self._device.now_s)
-        events: list[Event] = list(self._device.advance(now_s))
-        while self._agenda and self._agenda[0][0] <= now_s:
-            events.append(heappop(self._agenda)[2])
-        return events
+        """Move to the next event or the deadline; a step that begins is no event."""
+        while True:
+            moments = [deadline_s, self._device.next_change_s(), self._agenda[0][0] if self._agenda else None]
+            now_s = max(min(m for m in moments if m is not None), self._device.now_s)
+            events: list[Event] = list(self._device.advance(now_s))
+            while self._agenda and self._agenda[0][0] <= now_s:
+                events.append(heappop(self._agenda)[2])
+            if events or now_s >= deadline_s:
+                return events
 
     def start(self, launch: Launch) -> None:
         """Queue a step."""
@@ -97,5 +99,5 @@ class RealtimeExecutor:
         with self._changed:
             while not self._closed:
                 self._move()
-                end_s = self._device.next_end_s()
-                self._changed.wait(None if end_s is None else max(0.0, end_s - time.monotonic()))
+                change_s = self._device.next_change_s()
+                self._changed.wait(None if change_s is None else max(0.0, change_s - time.monotonic()))

@@ -3,12 +3,12 @@
 Knows nothing about the device's physics (a `Truth` does). Everything that decides is the code that serves.
 """
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bulletserve.core.errors import EngineError
 from bulletserve.core.events import Arrived
-from bulletserve.core.partition import Lattice, Partition
 from bulletserve.core.request import Request
 from bulletserve.core.slo import Slo
 from bulletserve.core.snapshot import Limits
@@ -22,12 +22,8 @@ from bulletserve.simulator.truth import Truth
 from bulletserve.telemetry.collector import Collector
 from bulletserve.workload.request_list import RequestLengths
 
-H200_LATTICE = Lattice.of_splits(132, tuple(Partition(132 - n, n) for n in (16, 32, 48, 64, 84, 100)))
-
-
-def h200_limits(total_blocks: int = 40000, max_seqs: int = 256) -> Limits:
-    """An H200 with Llama-3.1-8B shapes: 32 layers, prefill layer groups of about 8 ms."""
-    return Limits(32, 16, total_blocks, max_seqs, 11000, 2048, H200_LATTICE)
+HOST_S = 0.4e-3
+"""From a decision to the moment at which the device may begin the step: measured at 256 rows (docs/LOG.md)."""
 
 
 @dataclass
@@ -53,14 +49,12 @@ def prepare(
     """An idle engine on a virtual clock."""
     ledger = KvLedger(limits.total_blocks + 1, limits.block_size, caching)
     state = State(limits, ledger, policy.rules, estimator)
-    executor = VirtualExecutor(device or SimulatedDevice(truth, limits.num_layers), limits.lattice)
+    if device is None:
+        device = SimulatedDevice(truth, limits.num_layers, token_of=None, host_s=HOST_S)
+    executor = VirtualExecutor(device, limits.lattice)
     collector = Collector()
-    return Simulation(
-        collector,
-        state,
-        Loop(state, policy, executor, executor, executor, collector, observer),
-        executor,
-    )
+    loop = Loop(state, policy, executor, executor, executor, collector, observer)
+    return Simulation(collector, state, loop, executor)
 
 
 def submit(simulation: Simulation, requests: Sequence[Request]) -> None:
@@ -70,14 +64,33 @@ def submit(simulation: Simulation, requests: Sequence[Request]) -> None:
         simulation.executor.schedule(request.arrival_s, Arrived(request))
 
 
-def drain(simulation: Simulation) -> None:
-    """Turn until nothing is left. Raises `EngineError` when requests are left and nothing will ever happen."""
+def drain(simulation: Simulation, last: int | None = None) -> None:
+    """Turn until nothing is left, or until the requests numbered up to `last` have ended.
+
+    Raises `EngineError` when requests are left and nothing will ever happen.
+    """
+    answers = simulation.collector.answers
+    waited = iter(()) if last is None else iter(range(last + 1))
+    number = next(waited, None)
     while simulation.executor.has_work or not simulation.state.is_idle:
         if not (simulation.executor.has_work or simulation.loop.unsettled):
             raise EngineError("requests are left, but the policy starts nothing")
         simulation.loop.turn()
         if simulation.state.fault:
             raise EngineError(simulation.state.fault)
+        while number is not None and answers[number].finish:
+            number = next(waited, None)
+        if last is not None and number is None:
+            return
+
+
+def made_up(requests: Sequence[RequestLengths], slo: Slo | None = None) -> list[Request]:
+    """Requests of these lengths, numbered from 0, with tokens that mean nothing and answers forced to their length."""
+    slo = slo or Slo()
+    return [
+        Request(number, array("q", bytes(8 * one.prompt_tokens)), one.output_tokens, one.arrival_s, slo=slo)
+        for number, one in enumerate(requests)
+    ]
 
 
 def simulate(
@@ -87,15 +100,12 @@ def simulate(
     truth: Truth,
     slo: Slo | None = None,
     estimator: Forecaster | None = None,
+    *,
+    last: int | None = None,
+    observer: Observer | None = None,
 ) -> Simulation:
-    """Serve a list of lengths with made-up tokens; outputs are forced to their length."""
-    simulation = prepare(limits, policy, truth, estimator=estimator)
-    submit(
-        simulation,
-        [
-            Request(i, range(r.prompt_tokens), r.output_tokens, r.arrival_s, slo=slo or Slo())
-            for i, r in enumerate(requests)
-        ],
-    )
-    drain(simulation)
+    """Serve a list of lengths; all of it, or until the requests numbered up to `last` have ended."""
+    simulation = prepare(limits, policy, truth, estimator=estimator, observer=observer)
+    submit(simulation, made_up(requests, slo))
+    drain(simulation, last)
     return simulation

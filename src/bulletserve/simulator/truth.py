@@ -1,103 +1,180 @@
-"""How long a step takes on a device that is not there, from measured tables.
+"""How long a step takes on a device that is not there: what the simulated device goes by, never the policy's estimator.
 
-Knows nothing about queues or time; a truth answers for one step at a time. The first truth is one NVIDIA H200
-(132 SMs) running Llama-3.1-8B shapes in bfloat16 with stock kernels, measured on 2026-11-29 (docs/LOG.md):
-prefill scales with SMs, decode reaches 80 % of its speed on half of them, a mixed step saves about a tenth of its
-two parts' times, and two lanes slow each other a little because the clock falls at the power cap.
+Knows nothing about queues or time. A `ModelTruth` is the estimator's physics with constants of its own: those of a
+calibration, each moved by up to some share, and a factor on each phase that no constant explains, as a device differs
+from its calibration and keeps doing so. Counts of tokens are exact, because tiles in waves make steps of them; sums
+over contexts, in which times are smooth, are rounded to a fine grid, so that steps can be remembered.
+
+Where both lanes ask for the same SMs (a share beside a step on the whole device), prefill's long kernels keep most of
+them: measured on one H200, prefill on all SMs beside decode (32 x 2048) on 32 or 64 leaves it 48 to 64 ms a step, which
+is the speed of about a fifth of its share.
 """
 
-from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
-from math import exp, log
+from dataclasses import dataclass, replace
+from math import exp, log, sqrt
+from random import Random
 from typing import Protocol
 
-import numpy as np
+from bulletserve.core.errors import ConfigError
+from bulletserve.core.operators import Kind, StepShape
+from bulletserve.core.shapes import ModelShape
+from bulletserve.estimator.calibration import Calibration
+from bulletserve.estimator.estimator import forecast, forecast_pair
+from bulletserve.estimator.parameters import BOUNDS, Parameters
+from bulletserve.estimator.roofs import Roofs, WaveMemo, roofs
+from bulletserve.estimator.work import ModelWork, Work
 
+DECODE_PART_OF_CONTESTED = 0.2
+"""Share of the SMs that both lanes ask for which decode gets."""
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What a step computes: prompt tokens and the tokens they attend to before them, decode rows and their
-    context, and the share of the model's layers."""
+_DIGITS = 8  # leading binary digits kept of sums over contexts: steps below 1 %
+_MOST_REMEMBERED = 1 << 18
 
-    prompt_tokens: int = 0
-    earlier_tokens: int = 0
-    rows: int = 0
-    context_tokens: int = 0
-    layers_share: float = 1.0
+_Counts = tuple[int, int, int, int, int, int, int]
 
 
 class Truth(Protocol):
-    """The device's physics."""
+    """The device's physics. Seconds of a whole step that runs again and again under the same conditions."""
 
-    total_sms: int
+    @property
+    def total_sms(self) -> int:
+        """SMs (or threads) of the device."""
 
-    def alone_s(self, work: Work, sms: int) -> float:
-        """Seconds the step takes on `sms` SMs with nothing beside it."""
+    def alone_s(self, step: StepShape, sms: int) -> float:
+        """On `sms` SMs with nothing beside it."""
 
-    def slowdown(self, work: Work, beside: Work) -> float:
-        """Factor by which `work` is slower while `beside` runs on the other SMs. At least 1."""
-
-
-_SMS = (16, 32, 48, 64, 80, 96, 112, 132)
-_PREFILL_TOKENS = (512, 2048, 8192)
-_PREFILL_MS = (
-    (77.0, 40.0, 27.9, 21.7, 18.8, 18.0, 17.4, 11.8),
-    (315.0, 166.0, 111.0, 88.8, 72.3, 66.9, 63.9, 47.6),
-    (1396.0, 707.0, 470.0, 359.0, 306.0, 279.0, 249.0, 232.0),
-)
-_DECODE_SHAPES = ((32, 1024), (128, 1024), (64, 4096), (256, 1024))
-_DECODE_MS = (
-    (15.0, 8.8, 7.3, 6.3, 6.4, 6.3, 6.3, 5.9),
-    (37.8, 20.1, 14.9, 11.8, 11.5, 11.3, 11.4, 9.4),
-    (39.8, 21.6, 16.6, 13.8, 14.5, 14.1, 13.3, 12.7),
-    (70.3, 37.0, 26.9, 20.2, 19.5, 19.4, 18.3, 14.9),
-)
-_MIXED_GAIN = 1.11
-_BESIDE_PREFILL, _BESIDE_DECODE = 1.15, 1.10
-_ATTENTION_S_PER_PAIR_SM = 132 * 4 * 32 * 4096 / 400e12
+    def beside_s(self, step: StepShape, sms: int, other: StepShape, other_sms: int) -> float:
+        """On `sms` SMs while `other` runs on `other_sms`; more than there are together: they share, somehow."""
 
 
-class H200Table:
-    """The tables, interpolated: prefill in the logarithms of tokens, decode by a plane through each column."""
+@dataclass(frozen=True)
+class Perturbation:
+    """How a truth differs from its calibration: a factor on each constant, and one on each phase's seconds."""
 
-    total_sms = 132
+    share: float
+    seed: int
+    constants: dict[str, float]
+    prefill: float
+    decode: float
 
-    def __init__(self) -> None:
-        shapes = np.array([(1.0, batch, batch * context) for batch, context in _DECODE_SHAPES])
-        planes, *_ = np.linalg.lstsq(shapes, np.array(_DECODE_MS), rcond=None)
-        self._decode_planes = [tuple(float(x) for x in column) for column in planes.T]
-
-    def alone_s(self, work: Work, sms: int) -> float:
-        """Seconds on `sms` SMs; between measured SM counts by straight lines."""
-        low, high, weight = _between(_SMS, sms)
-        ms = (1 - weight) * self._column_ms(work, low) + weight * self._column_ms(work, high)
-        attention_s = work.prompt_tokens * work.earlier_tokens * _ATTENTION_S_PER_PAIR_SM / sms
-        return work.layers_share * (ms / 1e3 + attention_s)
-
-    def slowdown(self, work: Work, beside: Work) -> float:
-        """A tenth for prefill, a seventh for decode, as measured at the cap."""
-        return _BESIDE_PREFILL if beside.prompt_tokens and not work.prompt_tokens else _BESIDE_DECODE
-
-    def _column_ms(self, work: Work, column: int) -> float:
-        prefill_ms = self._prefill_ms(work.prompt_tokens, column) if work.prompt_tokens else 0.0
-        if not work.rows:
-            return prefill_ms
-        base, per_row, per_token = self._decode_planes[column]
-        decode_ms = base + per_row * work.rows + per_token * work.context_tokens
-        return (prefill_ms + decode_ms) / (_MIXED_GAIN if prefill_ms else 1.0)
-
-    def _prefill_ms(self, tokens: int, column: int) -> float:
-        floor_ms = self._decode_planes[column][0]
-        first_ms = _PREFILL_MS[0][column]
-        if tokens <= _PREFILL_TOKENS[0]:
-            return max(floor_ms, first_ms * tokens / _PREFILL_TOKENS[0])
-        low, high, weight = _between([log(t) for t in _PREFILL_TOKENS], log(tokens), extend=True)
-        return exp((1 - weight) * log(_PREFILL_MS[low][column]) + weight * log(_PREFILL_MS[high][column]))
+    def describe(self) -> str:
+        """In a few words, to stand beside every number."""
+        if not self.share:
+            return "truth: the calibration itself"
+        return (
+            f"truth: each constant within {self.share:.0%} (seed {self.seed}), "
+            f"prefill x {self.prefill:.3f}, decode x {self.decode:.3f}"
+        )
 
 
-def _between(points: Sequence[float], x: float, extend: bool = False) -> tuple[int, int, float]:
-    """Neighbours of x and the weight of the upper one; beyond the ends the last two, or the end alone."""
-    high = min(max(bisect_right(points, x), 1), len(points) - 1)
-    weight = (x - points[high - 1]) / (points[high] - points[high - 1])
-    return high - 1, high, weight if extend else min(max(weight, 0.0), 1.0)
+def perturbation(share: float, seed: int) -> Perturbation:
+    """Factors between 1 / (1 + share) and 1 + share, even in their logarithms. Raises `ConfigError` for no share."""
+    if not 0 <= share <= 1:
+        raise ConfigError(f"a perturbation is a share from 0 to 1, not {share}")
+    rng, most = Random(f"truth {seed}"), log(1 + share)
+    factors = {name: exp(rng.uniform(-most, most)) for name in BOUNDS}
+    return Perturbation(share, seed, factors, exp(rng.uniform(-most, most)), exp(rng.uniform(-most, most)))
+
+
+class ModelTruth:
+    """A device that obeys the estimator's physics with `constants`; `prefill` and `decode` are factors on seconds.
+
+    A mixed step, which is both, is off by their geometric mean.
+    """
+
+    def __init__(
+        self,
+        constants: Parameters,
+        total_sms: int,
+        shape: ModelShape,
+        dtype_bytes: int = 2,
+        prefill: float = 1.0,
+        decode: float = 1.0,
+    ) -> None:
+        self.total_sms = total_sms
+        self._constants, self._model = constants, ModelWork(constants, shape, dtype_bytes)
+        self._factors: dict[Kind, float] = {"prefill": prefill, "decode": decode, "mixed": sqrt(prefill * decode)}
+        self._waves = WaveMemo(constants)
+        self._work: dict[_Counts, Work] = {}
+        self._alone: dict[tuple[_Counts, float], float] = {}
+        self._beside: dict[tuple[_Counts, float, _Counts, float], tuple[float, float]] = {}
+
+    @classmethod
+    def perturbed(
+        cls, calibration: Calibration, shape: ModelShape, change: Perturbation, dtype_bytes: int = 2
+    ) -> "ModelTruth":
+        """`calibration` as `change` moves it; no constant leaves its physical range."""
+        found = calibration.parameters
+        moved = {}
+        for name, factor in change.constants.items():
+            low, high = BOUNDS[name]
+            moved[name] = min(high, max(low, getattr(found, name) * factor))
+        if found.power_cap_w < moved["static_w"] / 0.8:
+            moved["static_w"] = 0.8 * found.power_cap_w
+        constants = replace(found, **moved)
+        return cls(constants, calibration.total_sms, shape, dtype_bytes, change.prefill, change.decode)
+
+    def alone_s(self, step: StepShape, sms: int) -> float:
+        """See `Truth`."""
+        key = _counts(step), float(sms)
+        found = self._alone.get(key)
+        if found is None:
+            self._forget()
+            found = forecast(self._constants, self._roofs(*key)).seconds * self._factors[step.kind]
+            self._alone[key] = found
+        return found
+
+    def beside_s(self, step: StepShape, sms: int, other: StepShape, other_sms: int) -> float:
+        """See `Truth`; one of the two is decode, the other prefill."""
+        if step.decode_rows:
+            decode_sms, prefill_sms = effective_sms(sms, other_sms, self.total_sms)
+            key = _counts(other), prefill_sms, _counts(step), decode_sms
+        else:
+            decode_sms, prefill_sms = effective_sms(other_sms, sms, self.total_sms)
+            key = _counts(step), prefill_sms, _counts(other), decode_sms
+        found = self._beside.get(key)
+        if found is None:
+            self._forget()
+            found = self._beside[key] = self._pair(*key)
+        return found[1] if step.decode_rows else found[0]
+
+    def _pair(self, prefill: _Counts, prefill_sms: float, decode: _Counts, decode_sms: float) -> tuple[float, float]:
+        one, other = self._roofs(prefill, prefill_sms), self._roofs(decode, decode_sms)
+        found = forecast_pair(self._constants, one, other)
+        return found[0].seconds * self._factors["prefill"], found[1].seconds * self._factors["decode"]
+
+    def _roofs(self, counts: _Counts, sms: float) -> Roofs:
+        found = self._work.get(counts)
+        if found is None:
+            found = self._work[counts] = self._model.of(StepShape(*counts))
+        return roofs(self._constants, found, sms, self.total_sms, self._waves)
+
+    def _forget(self) -> None:
+        """Keeps memory bounded; what was forgotten comes out the same again."""
+        if len(self._beside) + len(self._alone) >= _MOST_REMEMBERED:
+            self._alone, self._beside, self._work = {}, {}, {}
+            self._waves = WaveMemo(self._constants)
+
+
+def effective_sms(decode_sms: float, prefill_sms: float, total_sms: int) -> tuple[float, float]:
+    """SMs that decode and prefill really have beside each other."""
+    contested = max(0.0, decode_sms + prefill_sms - total_sms)
+    part = DECODE_PART_OF_CONTESTED
+    return decode_sms - (1 - part) * contested, prefill_sms - part * contested
+
+
+def _counts(step: StepShape) -> _Counts:
+    return (
+        step.prefill_tokens,
+        _rounded(step.prefill_pairs),
+        _rounded(step.prefill_context),
+        step.decode_rows,
+        _rounded(step.decode_context),
+        step.layers,
+        step.sampled,
+    )
+
+
+def _rounded(count: int) -> int:
+    shift = count.bit_length() - _DIGITS
+    return count if shift <= 0 else (count + (1 << shift - 1)) >> shift << shift

@@ -63,3 +63,13 @@ def lognormal_requests(
 def at_rate(requests: Sequence[RequestLengths], rate: float) -> tuple[RequestLengths, ...]:
     """The same requests, `rate` of them a second in the mean."""
     return tuple(RequestLengths(r.arrival_s / rate, r.prompt_tokens, r.output_tokens) for r in requests)
+
+
+def with_new_gaps(requests: Sequence[RequestLengths], seed: int) -> tuple[RequestLengths, ...]:
+    """The same lengths in the same order, arriving at one a second in the mean with gaps drawn from a seed."""
+    rng, arrival_s = random.Random(f"gaps {seed}"), 0.0
+    found = []
+    for one in requests:
+        arrival_s += rng.expovariate(1.0)
+        found.append(RequestLengths(arrival_s, one.prompt_tokens, one.output_tokens))
+    return tuple(found)

@@ -1,12 +1,14 @@
 """Every way to serve that the paper compares, one file each, over the same engine.
 
 Named here by import string, so that a policy costs nothing until it is used. A policy is written as
-`name` or `name:option=value,option=value`.
+`name` or `name:option=value,option=value`. Other packages add theirs by the entry point group `bulletserve.policies`
+(examples/write_a_policy.py); a name of ours stays ours.
 """
 
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from importlib import import_module
-from typing import cast, get_type_hints
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, cast, get_type_hints
 
 from bulletserve.core.errors import ConfigError
 from bulletserve.scheduler.policy import Policy
@@ -19,13 +21,13 @@ POLICIES = {
 }
 
 
+ENTRY_POINTS = "bulletserve.policies"
+
+
 def make_policy(spec: str) -> Policy:
     """The policy that `spec` names. Raises `ConfigError` naming what there is."""
     name, _, text = spec.partition(":")
-    if name not in POLICIES:
-        raise ConfigError(f"no policy is called {name!r}; there are {', '.join(sorted(POLICIES))}")
-    module, _, attribute = POLICIES[name].partition(":")
-    cls = getattr(import_module(module), attribute)
+    cls = _class(name)
     hints = get_type_hints(cls)
     types = {option.name: hints[option.name] for option in fields(cls)}
     options: dict[str, object] = {}
@@ -39,3 +41,24 @@ def make_policy(spec: str) -> Policy:
         except ValueError:
             raise ConfigError(f"policy option {key} must be of type {types[key].__name__}") from None
     return cast(Policy, cls(**options))
+
+
+def _class(name: str) -> Any:
+    if name in POLICIES:
+        module, _, attribute = POLICIES[name].partition(":")
+        return getattr(import_module(module), attribute)
+    others = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+    if name not in others:
+        raise ConfigError(f"no policy is called {name!r}; there are {', '.join(sorted({*POLICIES, *others}))}")
+    return _load(others[name])
+
+
+def _load(point: EntryPoint) -> Any:
+    """Whatever goes wrong in another's package is told with its name."""
+    try:
+        cls = point.load()
+    except Exception as error:
+        raise ConfigError(f"the policy {point.name!r} ({point.value}) cannot be loaded: {error!r}") from error
+    if not is_dataclass(cls) or not isinstance(cls, type):
+        raise ConfigError(f"the policy {point.name!r} ({point.value}) must be a dataclass; its fields are its options")
+    return cls

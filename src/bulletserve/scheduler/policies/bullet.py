@@ -52,7 +52,7 @@ class Bullet(QueueParts):
     ways: str = "split+sliced+mixed"
     pause: str = "yes"
     margin: float = 0.05
-    longest_gap: float = 3.0
+    longest_gap: float = 1.5
     name: ClassVar[str] = "bullet"
 
     @property
@@ -216,8 +216,11 @@ class _Decision:
         return Plan(starts=tuple(starts), because=because)
 
     def _decode_beside(self, because: str) -> Plan:
-        """Decode beside what the prefill lane has; a step that has the whole device is waited for."""
-        if self._decode.queued >= LANE_DEPTH or any(step.sms == self._total for step in self._prefill.steps):
+        """Decode beside what the prefill lane has; a step that has the whole device is waited for. While prompts are
+        being finished no step is queued ahead: they would have to wait for it too."""
+        steps = self._prefill.steps
+        ahead = 1 if any(step.shape.sampled for step in steps) else LANE_DEPTH
+        if self._decode.queued >= ahead or any(step.sms == self._total for step in steps):
             return Plan(because=because)
         return Plan(starts=(DecodeStep("all", self._beside(self._prefill.steps[-1].sms)),), because=because)
 

@@ -1,0 +1,175 @@
+"""Goodput of every policy on simulated hardware: four workloads, three tiers, any number of seeds.
+
+    python benchmarks/goodput_simulated.py --calibration FILE --workloads FOLDER [--policy SPEC ...] [--seeds 1]
+
+Definitions: `bulletserve/telemetry/goodput`. Every curve (workload, tier, policy, seed) is kept in `--runs`, a file of
+JSON lines, so that an interrupted or extended table goes on where it was; a curve is run again when the code that made
+it has changed. The document goes to benchmarks/results/<name>.json, the table to standard output.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+
+import bulletserve
+from bulletserve.core.slo import Slo
+from bulletserve.estimator.calibration import load
+from bulletserve.estimator.estimator import Estimator
+from bulletserve.scheduler.policies import POLICIES, make_policy
+from bulletserve.simulator.engine import limits_of
+from bulletserve.simulator.experiment import Setup, ignores_targets, scored_answers
+from bulletserve.simulator.goodput_search import place_of, rate_at, search
+from bulletserve.telemetry.goodput import Curve, Met, met, tiers_of
+from bulletserve.telemetry.latency import Answer
+from bulletserve.workload.request_list import read_request_list
+from goodput_report import BEST, CHUNKED, Cell, Options, report
+from record import record
+
+HERE = Path(__file__).parent
+WORKLOADS = ("azure-code", "azure-conv", "arxiv-sum", "long-context")
+OTHERS = ("time_sliced", "static_split", "bullet")
+
+
+@dataclass(frozen=True)
+class Job:
+    """All tiers of one workload, policy and seed."""
+
+    calibration: str
+    workload: str
+    policy: str
+    seed: int
+    share: float
+
+    def key(self, tier: str) -> str:
+        """Names a curve, with the code and the files that it depends on."""
+        return json.dumps([*vars(self).values(), tier, _fingerprint(self.policy, self.calibration, self.workload)])
+
+
+Curves = dict[str, Curve]
+"""By `Job.key`."""
+
+
+def curves_of(job: Job) -> list[tuple[str, Curve]]:
+    """Search the goodput of every tier; a run of a policy that ignores targets counts for all tiers."""
+    calibration = load(Path(job.calibration))
+    assert calibration.provenance.shape is not None
+    estimator = Estimator(calibration, calibration.provenance.shape)
+    setup = Setup(estimator, limits_of(estimator), job.share)
+    requests = read_request_list(Path(job.workload))
+    truth = setup.truth(job.seed)
+    blind = ignores_targets(make_policy(job.policy))
+    known: dict[tuple[str, int], list[Answer]] = {}
+    found = []
+    first = place_of(setup.first_rate(requests))
+    for tier in tiers_of(Path(job.workload).stem):
+        slo = Slo("everybody") if blind else tier
+
+        def run(place: int, slo: Slo = slo, tier: Slo = tier) -> Met:
+            at = slo.name, place
+            if at not in known:
+                known[at] = scored_answers(setup, job.policy, requests, rate_at(place), job.seed, slo, truth)
+            return met(known[at], tier)
+
+        curve = search(run, first)
+        found.append((job.key(tier.name), curve))
+    return found
+
+
+def all_curves(jobs: Sequence[Job], path: Path, processes: int) -> Curves:
+    """What `path` holds, completed by what is missing."""
+    have = dict(_read(path))
+    missing = [job for job in jobs if any(job.key(tier.name) not in have for tier in tiers_of(Path(job.workload).stem))]
+    with get_context("spawn").Pool(processes) as pool, path.open("a") as file:
+        for number, found in enumerate(pool.imap_unordered(curves_of, missing), 1):
+            for key, curve in found:
+                have[key] = curve
+                packed = {rate: np.packbits(flags).tobytes().hex() for rate, flags in curve.items()}
+                file.write(json.dumps({"key": key, "count": len(next(iter(curve.values()))), "curve": packed}) + "\n")
+            file.flush()
+            print(f"{number} of {len(missing)}", end="\r", file=sys.stderr, flush=True)
+    return have
+
+
+def _read(path: Path) -> Iterator[tuple[str, Curve]]:
+    for line in path.read_text().splitlines() if path.exists() else ():
+        row = json.loads(line)
+        yield (
+            row["key"],
+            {
+                float(rate): np.unpackbits(np.frombuffer(bytes.fromhex(text), np.uint8), count=row["count"]).astype(
+                    bool
+                )
+                for rate, text in row["curve"].items()
+            },
+        )
+
+
+@cache
+def _fingerprint(policy: str, *files: str) -> str:
+    """Of the code that decides a run (other policies' files aside), and of the files it reads."""
+    root = Path(bulletserve.__file__).parent
+    own = POLICIES.get(policy.partition(":")[0], "").partition(":")[0].rpartition(".")[2] + ".py"
+    digest = sha256()
+    for folder in ("core", "estimator", "scheduler", "simulator"):
+        for path in sorted((root / folder).rglob("*.py")):
+            if path.parent.name != "policies" or path.name in (own, "__init__.py"):
+                digest.update(path.read_bytes())
+    for name in files:
+        digest.update(Path(name).read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def by_cell(jobs: Sequence[Job], curves: Curves) -> dict[Cell, dict[str, list[Curve]]]:
+    """The curves of each cell and arm, seeds in order; cells and arms in the order of the jobs."""
+    found: dict[Cell, dict[str, list[Curve]]] = {}
+    for workload in dict.fromkeys(job.workload for job in jobs):
+        mine = sorted((job for job in jobs if job.workload == workload), key=lambda job: job.seed)
+        name = Path(workload).stem
+        for tier in tiers_of(name):
+            arms = found.setdefault((name, tier.name), {})
+            for job in mine:
+                arms.setdefault(job.policy, []).append(curves[job.key(tier.name)])
+    return found
+
+
+def main() -> None:
+    """Complete the runs, print the table, record the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--calibration", type=Path, default=HERE / "h200_llama8b.json")
+    parser.add_argument("--workloads", type=Path, default=HERE.parent.parent / "shared" / "workloads")
+    parser.add_argument("--only", nargs="+", choices=WORKLOADS, default=WORKLOADS)
+    parser.add_argument("--policy", action="append", help="may be repeated; budgets are added by default")
+    parser.add_argument("--base", default=BEST, help="the arm that ratios are to")
+    parser.add_argument("--ours", default="bullet", help="the arm to compare with the best other one")
+    parser.add_argument("--best-by-cell", action="store_true", help="choose the budget per cell, not per workload")
+    parser.add_argument("--seeds", type=int, default=1, help="seeds 0 to N - 1, of arrivals and of the device")
+    parser.add_argument("--perturb", type=float, default=0.1, help="share by which the truth may differ, each constant")
+    parser.add_argument("--runs", type=Path, default=Path("goodput_runs.jsonl"))
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--name", default="goodput_simulated", help="of the document in benchmarks/results")
+    options = parser.parse_args()
+    arms = list(dict.fromkeys(options.policy or OTHERS))
+    if options.base == BEST:
+        arms = [*CHUNKED, *(arm for arm in arms if arm not in CHUNKED)]
+    jobs = [
+        Job(str(options.calibration), str(options.workloads / f"{workload}.jsonl"), arm, seed, options.perturb)
+        for seed, workload, arm in product(range(options.seeds), options.only, arms)
+    ]
+    curves = all_curves(jobs, options.runs, options.jobs)
+    print(f"truth within {options.perturb:.0%} of each constant, seeds 0 to {options.seeds - 1}; goodput in req/s, "
+          f"95 % intervals; ratios to {options.base}")  # fmt: skip
+    metrics = report(by_cell(jobs, curves), Options(options.base, options.ours, options.best_by_cell))
+    print("wrote", record(options.name, metrics))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,262 @@
+"""`bullet simulate`: the scheduler that serves, on a device made of arithmetic and a virtual clock.
+
+Every number stands beside what the truth is: the simulated device never goes by the policy's own forecasts.
+"""
+
+import argparse
+import os
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from bulletserve.core.config import EngineConfig
+from bulletserve.core.errors import ConfigError
+from bulletserve.core.slo import Slo
+from bulletserve.results import write_result
+from bulletserve.scheduler.policies import make_policy
+from bulletserve.simulation import ArmAtRate, Found, find_goodput, make_truth, open_calibration, simulate_arm
+from bulletserve.simulator.engine import CACHE_TOKENS, MAX_SEQS, limits_of
+from bulletserve.simulator.experiment import Setup
+from bulletserve.telemetry.goodput import ratio, tiers_of
+from bulletserve.telemetry.timeline import write_perfetto
+from bulletserve.workload.named import BUILT_IN, Workload, open_workload
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is simulated, under what, and where results go."""
+    parser.add_argument(
+        "--calibration", required=True, metavar="FILE", help="made by bullet calibrate, or the name of a shipped one"
+    )
+    parser.add_argument(
+        "--workload", required=True, help=f"a .jsonl list, a .csv trace, or one of {', '.join(BUILT_IN)}"
+    )
+    parser.add_argument(
+        "--policy",
+        action="append",
+        metavar="SPEC",
+        help="NAME or NAME:option=value,...; may be repeated, ratios are to the first (bullet)",
+    )
+    parser.add_argument("--rate", type=_rates, metavar="R[,R...]", help="requests a second")
+    parser.add_argument(
+        "--goodput", action="store_true", help="find, to 2 %%, the rate up to which 90 %% meet their targets"
+    )
+    group = parser.add_argument_group("targets")
+    group.add_argument("--tier", choices=("loose", "middle", "tight"), help="targets of the goodput definition (loose)")
+    group.add_argument("--ttft-slo-ms", type=float, help="target for the time to the first token")
+    group.add_argument("--tpot-slo-ms", type=float, help="target for the mean time per token after the first")
+    group = parser.add_argument_group("device")
+    group.add_argument(
+        "--truth",
+        choices=("model", "table"),
+        default="model",
+        help="model: the calibration's physics, perturbed; table: the samples beside the calibration",
+    )
+    group.add_argument(
+        "--perturb",
+        type=float,
+        default=0.1,
+        metavar="SHARE",
+        help="most by which each constant of the truth differs (0.1)",
+    )
+    group.add_argument("--seed", type=int, default=0, help="of the perturbation and, above 0, of new arrivals")
+    group.add_argument(
+        "--cache-tokens", type=int, default=CACHE_TOKENS, metavar="N", help=f"of the KV cache ({CACHE_TOKENS})"
+    )
+    group.add_argument(
+        "--max-num-seqs", type=int, default=MAX_SEQS, metavar="N", help=f"most requests running at once ({MAX_SEQS})"
+    )
+    group = parser.add_argument_group("results")
+    group.add_argument("--requests", type=int, metavar="N", help="the first N requests of the workload")
+    group.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    group.add_argument(
+        "--report",
+        type=Path,
+        metavar="FOLDER",
+        help="draw into it, as SVG and PNG, and write a trace for ui.perfetto.dev",
+    )
+    group.add_argument(
+        "--record", type=Path, metavar="FILE", help="write the run down for bullet replay (one policy, one rate)"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the tables."""
+    policies: list[str] = options.policy or ["bullet"]
+    _check(options, policies)
+    estimator = open_calibration(options.calibration)
+    workload = open_workload(options.workload)
+    if options.requests:
+        workload = Workload(workload.name, workload.requests[: options.requests], workload.origin)
+    limits = limits_of(estimator, cache_tokens=options.cache_tokens, max_seqs=options.max_num_seqs)
+    setup = Setup(estimator, limits, options.perturb)
+    truth, note = make_truth(setup, options.truth, options.seed, options.calibration)
+    slo = _targets(options, workload)
+    console = Console()
+    console.print(
+        f"{estimator.calibration.device}, {limits.lattice.total_sms} SMs; {note}", markup=False, soft_wrap=True
+    )
+    console.print(
+        f"{workload.name}: {len(workload.requests)} requests ({workload.origin})", markup=False, soft_wrap=True
+    )
+    runs: list[ArmAtRate] = []
+    found: dict[str, Found] = {}
+    with console.status("") as status:
+        for policy in policies:
+            for rate in options.rate or ():
+                status.update(f"{policy} at {rate:g} req/s")
+                arm = simulate_arm(setup, truth, policy, workload, rate, options.seed, slo, options.record)
+                runs.append(arm)
+            if options.goodput:
+                status.update(f"goodput of {policy}")
+                found[policy] = find_goodput(setup, truth, policy, workload, options.seed, slo)
+        if options.report is not None and not runs:
+            rate = max(0.1, round(min(one.goodput.value for one in found.values()), 2))
+            for policy in policies:
+                status.update(f"{policy} at {rate:g} req/s")
+                runs.append(simulate_arm(setup, truth, policy, workload, rate, options.seed, slo, None))
+    if runs:
+        console.print(f"{_words(slo)}; times in ms; {note}", markup=False, soft_wrap=True)
+    for policy in dict.fromkeys(one.policy for one in runs):
+        console.print(_table(policy, [one for one in runs if one.policy == policy]))
+    if found:
+        console.print(_goodput_table(found, slo, note))
+    if options.json is not None:
+        hardware: dict[str, str | int] = {"simulated": estimator.calibration.device, "sms": limits.lattice.total_sms}
+        more = {
+            "truth": note,
+            "calibration": estimator.calibration.hash,
+            "workload": workload.origin,
+            "targets": asdict(slo),
+        }
+        write_result(options.json, f"simulate_{workload.name}", _metrics(workload, runs, found), hardware, **more)
+    if options.report is not None:
+        _draw(console, options.report, workload, slo, runs, found, note)
+    return 0
+
+
+def _check(options: argparse.Namespace, policies: list[str]) -> None:
+    """Raise `ConfigError` for what could only fail after minutes."""
+    for policy in policies:
+        make_policy(policy)
+    if len(set(policies)) != len(policies):
+        raise ConfigError("--policy: every policy may be named once")
+    if not (options.rate or options.goodput):
+        raise ConfigError("name a --rate, such as --rate 8,10,12, or ask for --goodput")
+    if options.record is not None and (len(policies) > 1 or len(options.rate or ()) != 1):
+        raise ConfigError("--record is of one policy at one --rate")
+    if options.requests is not None and options.requests < 1:
+        raise ConfigError("--requests must be at least 1")
+    if options.tier and (options.ttft_slo_ms or options.tpot_slo_ms):
+        raise ConfigError("--tier names targets: leave --ttft-slo-ms and --tpot-slo-ms out")
+    for flag, path in (("--json", options.json), ("--record", options.record)):
+        if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+            raise ConfigError(f"{flag} {path}: name a file in a folder that can be written to")
+    if options.report is not None:
+        if options.report.exists() and not options.report.is_dir():
+            raise ConfigError(f"--report {options.report}: that is a file, name a folder")
+        if find_spec("matplotlib") is None:
+            raise ConfigError("--report needs matplotlib: pip install matplotlib")
+
+
+def _targets(options: argparse.Namespace, workload: Workload) -> Slo:
+    if options.ttft_slo_ms or options.tpot_slo_ms:
+        return EngineConfig(ttft_slo_ms=options.ttft_slo_ms, tpot_slo_ms=options.tpot_slo_ms).slo  # checks them
+    wanted = options.tier or "loose"
+    return next(tier for tier in tiers_of(workload.name) if tier.name == wanted)
+
+
+def _table(policy: str, runs: list[ArmAtRate]) -> Table:
+    """One policy's figures by rate; fits into 80 columns. The truth stands above all of them."""
+    table = Table(title=policy, title_justify="left", pad_edge=False)
+    for name in (
+        "req/s",
+        "met",
+        "TTFT\np50/p90",
+        "TPOT\np50/p90",
+        "ITL\np99",
+        "longest\ngap",
+        "tokens/s",
+        "both\nlanes",
+    ):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in runs:
+        s = one.summary
+        ttft = f"{s.ttft_p50_s * 1e3:.0f}/{s.ttft_p90_s * 1e3:.0f}"
+        tpot = f"{s.tpot_p50_s * 1e3:.1f}/{s.tpot_p90_s * 1e3:.1f}"
+        gaps = (f"{seconds * 1e3:.0f}" for seconds in (s.itl_p99_s, s.longest_gap_s))
+        rest = (f"{s.tokens_per_s:.0f}", f"{one.both_lanes_share:.0%}")
+        table.add_row(f"{one.rate:g}", f"{one.attainment:.1%}", ttft, tpot, *gaps, *rest)
+    return table
+
+
+def _goodput_table(found: dict[str, Found], slo: Slo, note: str) -> Table:
+    first = next(iter(found))
+    table = Table(title=f"goodput, {_words(slo)}\n{note}\nratios to {first}", title_justify="left", pad_edge=False)
+    table.add_column("policy", overflow="fold")
+    table.add_column("req/s [95 %]", justify="right", no_wrap=True)
+    table.add_column("ratio [95 %]", justify="right", no_wrap=True)
+    for policy, one in found.items():
+        against = ratio([one.curve], [found[first].curve])
+        table.add_row(policy, one.goodput.describe(), "-" if against is None or policy == first else against.describe())
+    return table
+
+
+def _words(slo: Slo) -> str:
+    targets = (("TTFT", slo.ttft_s), ("TPOT", slo.tpot_s))
+    return "targets " + ", ".join(f"{name} {seconds * 1e3:g} ms" for name, seconds in targets if seconds is not None)
+
+
+def _metrics(workload: Workload, runs: list[ArmAtRate], found: dict[str, Found]) -> dict[str, float]:
+    metrics: dict[str, float] = {}
+    for one in runs:
+        key = f"{_plain(workload.name)}_{_plain(one.policy)}_at_{_plain(f'{one.rate:g}')}"
+        metrics[f"{key}_met_x"] = one.attainment
+        for figure, value in asdict(one.summary).items():
+            if figure.endswith("_s") and figure != "tokens_per_s":
+                metrics[f"{key}_{figure.removesuffix('_s')}_ms"] = value * 1e3
+        metrics[f"{key}_tok_s"] = one.summary.tokens_per_s
+        metrics[f"{key}_both_lanes_x"] = one.both_lanes_share
+    for policy, what in found.items():
+        key = f"goodput_{_plain(workload.name)}_{_plain(policy)}"
+        goodput = what.goodput
+        metrics |= {f"{key}_req_s": goodput.value, f"{key}_low_req_s": goodput.low, f"{key}_high_req_s": goodput.high}
+        metrics |= {
+            f"{key}_met_at_{_plain(f'{rate:.4g}')}_x": float(flags.mean()) for rate, flags in what.curve.items()
+        }
+    return metrics
+
+
+def _plain(text: str) -> str:
+    return "".join(letter if letter.isalnum() else "_" for letter in text)
+
+
+def _draw(
+    console: Console,
+    folder: Path,
+    workload: Workload,
+    slo: Slo,
+    runs: list[ArmAtRate],
+    found: dict[str, Found],
+    note: str,
+) -> None:
+    from bulletserve.simulation_figures import draw_all  # brings matplotlib
+
+    title = f"{workload.name}, {_words(slo)}"
+    for path in draw_all(folder, title, slo, runs, found, note):
+        console.print(f"drawn: {path}", markup=False, soft_wrap=True)
+    path = folder / "trace.json"
+    write_perfetto(path, [(f"{one.policy} at {one.rate:g} req/s", one.spans) for one in runs])
+    console.print(f"written: {path} (open it at ui.perfetto.dev)", markup=False, soft_wrap=True)
+
+
+def _rates(text: str) -> tuple[float, ...]:
+    try:
+        rates = tuple(float(word) for word in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of rates such as 8,10,12") from None
+    if not all(0 < rate < 1e6 for rate in rates):
+        raise argparse.ArgumentTypeError("a rate is a number of requests a second above 0")
+    return rates

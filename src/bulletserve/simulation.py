@@ -1,0 +1,137 @@
+"""What `bullet simulate` runs: every policy at every rate, and the search for goodput, as plain results.
+
+Knows nothing about printing or drawing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bulletserve.calibrations import PACKAGED, samples_path
+from bulletserve.core.errors import ConfigError
+from bulletserve.core.slo import Slo
+from bulletserve.estimator.calibration import load
+from bulletserve.estimator.estimator import Estimator
+from bulletserve.measurements import load_measurements
+from bulletserve.scheduler.loop import Observer
+from bulletserve.scheduler.replay import RecordedEngine
+from bulletserve.simulator.experiment import Setup, run_arm, scored_answers
+from bulletserve.simulator.goodput_search import place_of, rate_at, search
+from bulletserve.simulator.measured import MeasuredTruth
+from bulletserve.simulator.truth import ModelTruth, Truth, perturbation
+from bulletserve.telemetry.goodput import Curve, Estimate, Met, estimate, met, scored
+from bulletserve.telemetry.latency import Answer, Summary, summarise
+from bulletserve.telemetry.recorder import Recorder
+from bulletserve.telemetry.timeline import StepSpan, Timeline
+from bulletserve.version import __version__
+from bulletserve.workload.named import Workload
+from bulletserve.workload.request_list import RequestLengths
+
+
+@dataclass(frozen=True)
+class ArmAtRate:
+    """One policy at one rate. `scored`: the answers that count; `spans`: every step."""
+
+    policy: str
+    rate: float
+    attainment: float
+    scored: Sequence[Answer]
+    summary: Summary
+    both_lanes_share: float
+    preemptions: int
+    spans: Sequence[StepSpan]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A searched goodput, and the runs it comes from."""
+
+    goodput: Estimate
+    curve: Curve
+
+
+def open_calibration(text: str) -> Estimator:
+    """Forecasts by a calibration file, or by one that the package ships (any part of its name).
+
+    Raises `ConfigError` where there is none, or none that names its model.
+    """
+    path = Path(text)
+    if not path.exists():
+        shipped = sorted(one for one in PACKAGED.glob("*.json") if "samples" not in one.name)
+        fitting = [one for one in shipped if text.lower() in one.name.lower()]
+        if len(fitting) != 1:
+            names = ", ".join(one.stem for one in fitting or shipped) or "none; make one with: bullet calibrate MODEL"
+            raise ConfigError(f"--calibration {text}: there is no such file; shipped are {names}")
+        path = fitting[0]
+    calibration = load(path)
+    if calibration.provenance.shape is None:
+        raise ConfigError(f"--calibration {path}: it does not say of which model; measure one with: bullet calibrate")
+    return Estimator(calibration, calibration.provenance.shape)
+
+
+def make_truth(setup: Setup, kind: str, seed: int, calibration: str) -> tuple[Truth, str]:
+    """The simulated device and, in words, what it is: `model` is perturbed, `table` measured."""
+    known = setup.estimator
+    if kind == "model":
+        return setup.truth(seed), setup.change(seed).describe()
+    measured = load_measurements(samples_path(Path(calibration)))
+    exactly = ModelTruth.perturbed(known.calibration, known.shape, perturbation(0.0, 0), known.dtype_bytes)
+    samples = (*measured.fit, *measured.held_out)
+    return MeasuredTruth(exactly, samples), f"truth: {len(samples)} measured steps, the calibration between them"
+
+
+def counted(requests: Sequence[RequestLengths]) -> range:
+    """Which requests of a run count: as goodput defines it, or all of a list that is too short for that."""
+    return range(len(requests)) if len(requests) < 240 else scored(len(requests))
+
+
+def simulate_arm(
+    setup: Setup, truth: Truth, policy: str, workload: Workload, rate: float, seed: int, slo: Slo, record: Path | None
+) -> ArmAtRate:
+    """Serve the whole workload once. `record`: where to write the run down."""
+    timeline = Timeline()
+    recorder = None
+    if record is not None:
+        engine = RecordedEngine(policy, setup.limits, caching=False, estimator=setup.estimator)
+        origin = {"from": "simulate", "workload": workload.name, "rate_req_s": rate, "truth_seed": seed}
+        recorder = Recorder(record, engine.header(origin=origin, seed=seed, version=__version__))
+    try:
+        run = run_arm(setup, policy, workload.requests, rate, seed, slo, truth, observer=_both(timeline, recorder))
+    finally:
+        if recorder is not None:
+            recorder.close()
+    answers = run.collector.answers
+    chosen = [answers[number] for number in counted(workload.requests)]
+    lanes, took_s = run.state.lanes, run.executor.now_s()
+    return ArmAtRate(
+        policy=policy,
+        rate=rate,
+        attainment=float(met(chosen, slo).mean()),
+        scored=chosen,
+        summary=replace(summarise(chosen), tokens_per_s=summarise(list(answers.values())).tokens_per_s),
+        both_lanes_share=lanes.both_busy_s / took_s,
+        preemptions=run.state.preemptions,
+        spans=timeline.spans,
+    )
+
+
+def find_goodput(setup: Setup, truth: Truth, policy: str, workload: Workload, seed: int, slo: Slo) -> Found:
+    """Bisect the rate to 2 %."""
+
+    def run(place: int) -> Met:
+        answers = scored_answers(setup, policy, workload.requests, rate_at(place), seed, slo, truth)
+        return met(answers, slo)
+
+    curve = search(run, place_of(setup.first_rate(workload.requests)))
+    return Found(estimate([curve]), curve)
+
+
+def _both(one: Observer, other: Observer | None) -> Observer:
+    if other is None:
+        return one
+
+    def tell(*turn: object) -> None:
+        one(*turn)  # type: ignore[arg-type]
+        other(*turn)  # type: ignore[arg-type]
+
+    return tell

@@ -1,0 +1,155 @@
+"""`bullet` over the simulated executor: what it starts on devices of known physics, and what it promises."""
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bulletserve.core.errors import ConfigError
+from bulletserve.core.plan import DecodeStep, MixedStep, Plan, PrefillGroup
+from bulletserve.core.request import Request
+from bulletserve.core.slo import Slo
+from bulletserve.core.snapshot import Limits
+from bulletserve.scheduler.policies import make_policy
+from bulletserve.scheduler.policies.bullet import Bullet
+from bulletserve.simulator.device import SimulatedDevice
+from bulletserve.simulator.run import Simulation, drain, prepare, submit
+from tests.scheduler.forecasters import Arithmetic, ArithmeticTruth
+from tests.scheduler.world import LATTICE, TOTAL_SMS
+
+STARVATION_BOUND_S = 10.0
+LIMITS = Limits(
+    num_layers=8,
+    block_size=16,
+    total_blocks=4000,
+    max_seqs=64,
+    group_token_layers=800,
+    batch_tokens=1024,
+    lattice=LATTICE,
+    one_group_tokens=32,
+)
+
+
+def serve(requests: list[Request], physics: Arithmetic, policy: str = "bullet") -> tuple[Simulation, list[Plan]]:
+    """Run requests on a device that does exactly what is forecast, without a host's delay; the plans made."""
+    plans: list[Plan] = []
+
+    def observe(now_s: float, events: object, made: object) -> None:
+        plans.extend(made)  # type: ignore[arg-type]
+
+    truth = ArithmeticTruth(physics)
+    device = SimulatedDevice(truth, LIMITS.num_layers)
+    simulation = prepare(LIMITS, make_policy(policy), truth, estimator=physics, device=device, observer=observe)
+    submit(simulation, requests)
+    drain(simulation)
+    return simulation, plans
+
+
+def stream(count: int, gap_s: float, slo: Slo, tokens: int = 400, output: int = 40) -> list[Request]:
+    return [Request(i, range(tokens), output, i * gap_s, slo=slo) for i in range(count)]
+
+
+def starts(plans: list[Plan]) -> list[PrefillGroup | DecodeStep | MixedStep]:
+    return [start for plan in plans for start in plan.starts]
+
+
+def test_where_lanes_harm_each_other_it_never_splits() -> None:
+    physics = Arithmetic(beside=4.0, ride=0.1)
+    _, plans = serve(stream(40, 0.045, Slo("a", 1.0, 0.02)), physics)
+    assert all(start.sms == TOTAL_SMS for start in starts(plans))
+    assert any(isinstance(start, MixedStep) for start in starts(plans))
+
+
+def test_where_a_mixed_step_saves_nothing_it_splits() -> None:
+    physics = Arithmetic(beside=1.0, ride=1.0)
+    _, plans = serve(stream(40, 0.06, Slo("a", 1.0, 0.008)), physics)
+    made = starts(plans)
+    assert not any(isinstance(start, MixedStep) for start in made)
+    shared = [start for start in made if start.sms < TOTAL_SMS]
+    assert {type(start) for start in shared} == {PrefillGroup, DecodeStep}
+    assert len(shared) > 100
+
+
+@pytest.mark.parametrize(
+    ("physics", "target_s"),
+    [(Arithmetic(beside=4.0, ride=0.1), 0.02), (Arithmetic(beside=1.0, ride=1.0), 0.008), (Arithmetic(), 0.012)],
+    ids=["mixed wins", "split wins", "neither by much"],
+)
+def test_it_meets_at_least_as_many_targets_as_any_single_way(physics: Arithmetic, target_s: float) -> None:
+    slo = Slo("a", 0.3, target_s)
+    rng = Random(3)
+    requests = [Request(i, range(rng.randint(50, 900)), rng.randint(5, 60), i * 0.055, slo=slo) for i in range(150)]
+
+    def met(policy: str) -> int:
+        simulation, _ = serve(requests, physics, policy)
+        return sum(answer.meets(slo) for answer in simulation.collector.answers.values())
+
+    others = ("time_sliced", "static_split", "chunked_prefill:budget=128", "chunked_prefill:budget=512")
+    assert met("bullet") >= max(met(policy) for policy in others)
+
+
+def test_reasons_name_the_way_and_its_forecast() -> None:
+    _, plans = serve(stream(10, 0.03, Slo("a", 1.0, 0.01)), Arithmetic(beside=1.0, ride=1.0))
+    reasons = " | ".join(plan.because for plan in plans)
+    assert "split, decode on" in reasons
+    assert "ms a step at a price of" in reasons
+    assert all(plan.because for plan in plans)
+
+
+def test_a_lane_alone_has_the_whole_device() -> None:
+    simulation, plans = serve([Request(0, range(900), 20, 0.0, slo=Slo("a", 1.0, 0.1))], Arithmetic())
+    assert all(start.sms == TOTAL_SMS for start in starts(plans))
+    (answer,) = simulation.collector.answers.values()
+    assert answer.ttft_s == pytest.approx(900e-4)
+
+
+@given(
+    tokens=st.integers(1, 5000),
+    output=st.integers(1, 60),
+    ttft_room=st.floats(1.01, 3.0),
+    tpot_room=st.floats(1.06, 3.0),
+    beside=st.sampled_from((1.0, 1.5, 4.0)),
+)
+@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+def test_a_lone_request_whose_targets_can_be_met_meets_them(
+    tokens: int, output: int, ttft_room: float, tpot_room: float, beside: float
+) -> None:
+    physics = Arithmetic(beside=beside)
+    slo = Slo("a", ttft_room * physics.seconds(tokens, 0, TOTAL_SMS), tpot_room * physics.seconds(0, 1, TOTAL_SMS))
+    simulation, _ = serve([Request(0, range(tokens), output, 1.0, slo=slo)], physics)
+    assert simulation.collector.answers[0].meets(slo)
+
+
+@given(seed=st.integers(0, 1000), beside=st.sampled_from((1.0, 1.3, 4.0)))
+@settings(max_examples=15, deadline=None, derandomize=True, database=None)
+def test_nobody_starves_below_full_load(seed: int, beside: float) -> None:
+    """At about 70 % of what the device can do: long prompts that are always in the way, requests without targets, and
+    some whose targets nobody could meet, among many short ones."""
+    rng, physics = Random(seed), Arithmetic(beside=beside)
+    slos = (Slo("short", 0.2, 0.02), Slo("short", 0.2, 0.02), Slo("best_effort"), Slo("hopeless", 0.001, 0.02))
+    requests: list[Request] = []
+    at_s = 0.0
+    for number in range(300):
+        tokens = rng.choice((50, 100, 200, 200, 3000))
+        requests.append(Request(number, range(tokens), rng.randint(1, 30), at_s, slo=rng.choice(slos)))
+        at_s += rng.expovariate(1.0) * 0.11
+    simulation, _ = serve(requests, physics)
+    assert max(answer.ttft_s for answer in simulation.collector.answers.values()) < STARVATION_BOUND_S
+
+
+def test_decode_pauses_only_as_long_as_it_may() -> None:
+    """Answers far ahead of their targets: a prompt has the device, but no gap grows beyond the bound."""
+    slo = Slo("a", 2.0, 0.05)
+    requests = [*stream(4, 0.0, slo, tokens=50, output=200), Request(9, range(4000), 2, 0.5, slo=slo)]
+    simulation, plans = serve(requests, Arithmetic())
+    assert any(plan.because.startswith("pause") for plan in plans)
+    gaps = [gap for number in range(4) for gap in simulation.collector.answers[number].gaps_s]
+    assert max(gaps) < 3.0 * 0.05
+    _, plans = serve(requests, Arithmetic(), "bullet:pause=no")
+    assert not any(plan.because.startswith("pause") for plan in plans)
+
+
+def test_it_needs_forecasts_and_says_so_at_once() -> None:
+    with pytest.raises(ConfigError, match="run bullet calibrate"):
+        prepare(LIMITS, Bullet(), ArithmeticTruth(Arithmetic()))
