@@ -4,6 +4,7 @@ import concurrent.futures
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -14,6 +15,8 @@ from bulletserve.core.engine_info import EngineInfo
 from bulletserve.core.operators import StepShape
 from bulletserve.core.partition import Lattice, Partition
 from bulletserve.core.snapshot import Limits
+from bulletserve.estimator.calibration import datasheet
+from bulletserve.estimator.estimator import Estimator
 from bulletserve.scheduler.inbox import MonotonicClock, QueueInbox
 from bulletserve.scheduler.kv_ledger import KvLedger
 from bulletserve.scheduler.loop import Loop
@@ -27,6 +30,7 @@ from bulletserve.simulator.executor import RealtimeExecutor
 from bulletserve.transport.engine_end import EngineEnd
 from bulletserve.transport.front_end import FrontEnd
 from tests.server.small_model import small_checkpoint
+from tests.simulator.devices import LLAMA_8B
 
 LIMITS = Limits(8, 16, 64, 16, 256, 128, Lattice.of_splits(4, (Partition(2, 2),)))
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -45,6 +49,13 @@ class QuickTruth:
         return 1.1 * self.alone_s(step, sms)
 
 
+def forecasts() -> Estimator:
+    """Of another device and model, as far off as can be: a policy must serve all the same."""
+    calibration = datasheet("NVIDIA H200", 4)
+    assert calibration is not None
+    return Estimator(calibration, replace(LLAMA_8B, num_layers=LIMITS.num_layers))
+
+
 class SimulatedServer:
     def __init__(self, policy: str, folder: Path) -> None:
         checkpoint = small_checkpoint(folder)
@@ -59,8 +70,9 @@ class SimulatedServer:
         end = EngineEnd(front_end.addresses, inbox, block_size=LIMITS.block_size)
         device = SimulatedDevice(QuickTruth(), LIMITS.num_layers, token_of)
         self.executor = RealtimeExecutor(device, LIMITS.lattice, inbox)
-        self.state = State(LIMITS, KvLedger(LIMITS.total_blocks + 1, LIMITS.block_size))
-        loop = Loop(self.state, make_policy(policy), self.executor, inbox, MonotonicClock(), end)
+        made = make_policy(policy)
+        self.state = State(LIMITS, KvLedger(LIMITS.total_blocks + 1, LIMITS.block_size), made.rules, forecasts())
+        loop = Loop(self.state, made, self.executor, inbox, MonotonicClock(), end)
         info = EngineInfo("small", 300, 256, LIMITS.block_size, LIMITS.total_blocks, 16, policy, "sim", "none", True)
         end.ready(info)
 
