@@ -1,13 +1,14 @@
 """Power and clock through a made-up NVML."""
 
 import sys
+import threading
 from math import isnan
 from types import SimpleNamespace
 
 import pytest
 
 from bulletserve.profiling import meter
-from bulletserve.profiling.meter import Meter
+from bulletserve.profiling.meter import Meter, Watch
 
 
 class Nvml(SimpleNamespace):
@@ -98,3 +99,30 @@ def test_without_nvml_there_are_no_figures_and_a_reason(monkeypatch: pytest.Monk
     one.sample()
     assert all(map(isnan, one.end())) and one.why_not
     assert one.power_limit_w() is None and one.max_clock_mhz() is None
+
+
+def test_a_watch_looks_by_itself_also_when_what_it_watches_fails(nvml: Nvml) -> None:
+    one = Meter()
+    looks: list[float] = []
+
+    def sample() -> None:
+        nvml.now_s += 0.1
+        looks.append(nvml.now_s)
+        Meter.sample(one)
+        if len(looks) == 5:
+            enough.set()
+
+    enough = threading.Event()
+    one.sample = sample  # type: ignore[method-assign]
+    watch = Watch(one)
+    with pytest.raises(KeyError), watch:
+        assert enough.wait(10)
+        raise KeyError
+    assert watch.watts == pytest.approx(300.0)
+    assert not watch._thread.is_alive()
+
+
+def test_a_watch_without_a_meter_has_no_figures() -> None:
+    with Watch(None) as watch:
+        pass
+    assert isnan(watch.watts) and isnan(watch.mhz)

@@ -25,12 +25,12 @@ class FakeMeter:
 
     def __init__(self, watts: float = 400.0, mhz: float = 1500.0) -> None:
         self.figures = watts, mhz
-        self.sampled = 0
+        self.begun = 0
 
-    def begin(self) -> None: ...
+    def begin(self) -> None:
+        self.begun += 1
 
-    def sample(self) -> None:
-        self.sampled += 1
+    def sample(self) -> None: ...
 
     def end(self) -> tuple[float, float]:
         return self.figures
@@ -48,7 +48,7 @@ def test_decode_alone_is_a_sample_with_power_and_clock() -> None:
     assert sample.step.decode_rows == 8 and sample.step.layers == 32 and sample.alongside is None
     assert sample.partition == Partition(0, 32)
     assert sample.seconds == pytest.approx((DECODE_MS + GAP_MS) / 1e3)
-    assert (sample.watts, sample.clock_mhz) == (400.0, 1500.0) and meter.sampled
+    assert (sample.watts, sample.clock_mhz) == (400.0, 1500.0) and meter.begun
 
 
 def test_a_prompt_counts_from_start_to_start_over_all_its_layer_groups() -> None:

@@ -19,7 +19,7 @@ from bulletserve.core.launch import Launch
 from bulletserve.core.partition import Lattice
 from bulletserve.core.ports import Inbox
 from bulletserve.core.snapshot import LANE_DEPTH
-from bulletserve.profiling.meter import LOOK_S, Meter
+from bulletserve.profiling.meter import Meter, Watch
 from bulletserve.profiling.sources import Source
 from bulletserve.profiling.traces import LaneFigures, StepTime, TooFewSteps, begins_prompt, common_window, figures
 
@@ -131,11 +131,11 @@ class Driver:
             warm_until_s = self._now_s() + warm_s
             self._turn_until(lambda: self._now_s() >= warm_until_s and all(lane.tasks for lane in lanes), on_step)
             self._mark(lanes, seconds, warm_s)
-            if self._meter is not None:
-                self._meter.begin()
-            until_s = self._now_s() + seconds
-            self._turn_until(lambda: self._now_s() >= until_s and all(lane.begun > least for lane in lanes), on_step)
-            watts, mhz = self._meter.end() if self._meter is not None else (float("nan"), float("nan"))
+            with Watch(self._meter) as power:
+                until_s = self._now_s() + seconds
+                self._turn_until(
+                    lambda: self._now_s() >= until_s and all(lane.begun > least for lane in lanes), on_step
+                )
             self._drain()
         finally:
             if self._watched is not None:
@@ -146,7 +146,7 @@ class Driver:
         start_us, self._start_us = tuple(self._start_us), []
         self._ended_s.clear()
         self._launched_s.clear()
-        return Run(tuple(figures(each, window) for each in steps), watts, mhz, start_us)
+        return Run(tuple(figures(each, window) for each in steps), power.watts, power.mhz, start_us)
 
     # --- steps ------------------------------------------------------------------------------------------------
 
@@ -166,17 +166,12 @@ class Driver:
 
     def _turn_until(self, over: Callable[[], bool], on_step: Callable[[Source], None] | None) -> None:
         given_up_s = self._now_s() + LONGEST_S
-        sample_s = self._now_s()
         while not over():
             for lane in self._ended():
                 self._start(lane)
                 if on_step is not None:
                     on_step(lane.source)
-            now_s = self._now_s()
-            if self._meter is not None and now_s >= sample_s:
-                self._meter.sample()
-                sample_s = now_s + LOOK_S
-            if now_s > given_up_s:
+            if self._now_s() > given_up_s:
                 self._drain()
                 raise TooFewSteps(f"too few steps ended in {LONGEST_S:.0f} s")
 
@@ -191,7 +186,7 @@ class Driver:
         """The lanes of the steps that have ended since; waits for the first."""
         lanes: list[_Lane] = []
         failed = ""
-        for event in self._inbox.wait(self._now_s() + (WAIT_S if self._meter is None else LOOK_S)):
+        for event in self._inbox.wait(self._now_s() + WAIT_S):
             if isinstance(event, StepDone) and event.step_id in self._owner:
                 launch = self._started.pop(event.step_id)
                 if self._watched is None and not event.error:

@@ -1,14 +1,17 @@
 """Power and clock of a GPU during a window, from NVML where its Python package (`pynvml`) is installed.
 
 Knows nothing about steps. Energy is the card's own counter. It moves every 20 to 100 milliseconds only, so it is looked
-at whenever the driver has a moment, and the power is that between the first and the last time it was seen to move: its
-period is no error then, however short the window. The clock is sampled along with it.
+at much more often, and the power is that between the first and the last time it was seen to move: its period is no
+error then, however short the window. The clock is sampled along with it. A thread of its own looks, because NVML may
+take longer than a step does, and a step that is started late is measured late.
 """
 
 import logging
+import threading
 import time
 from importlib import import_module
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 LOOK_S = 0.01
 """How often `Meter.sample` is wanted: much more often than the counter moves."""
@@ -80,3 +83,32 @@ class Meter:
             return float(getattr(self._nvml, question)(self._handle, *more)) * unit
         except Exception:  # the card does not say
             return None
+
+
+class Watch:
+    """Looks at a meter for as long as it is entered; `watts` and `mhz` afterwards, nan without a meter."""
+
+    def __init__(self, meter: Meter | None) -> None:
+        self._meter = meter
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="meter", daemon=True)
+        self.watts = self.mhz = float("nan")
+
+    def __enter__(self) -> Self:
+        if self._meter is not None:
+            self._meter.begin()
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._meter is not None:
+            self._over.set()
+            self._thread.join()
+            self.watts, self.mhz = self._meter.end()
+
+    def _look(self) -> None:
+        assert self._meter is not None
+        while not self._over.wait(LOOK_S):
+            self._meter.sample()
