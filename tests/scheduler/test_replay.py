@@ -21,6 +21,7 @@ from bulletserve.telemetry.record_format import Record, Turn
 from bulletserve.telemetry.recorder import Recorder
 from bulletserve.workload.request_list import lognormal_requests
 from tests.scheduler.cases import cases
+from tests.scheduler.forecasters import FORECASTS
 from tests.scheduler.random_policy import RandomPolicy
 from tests.scheduler.world import Case, World
 from tests.simulator.devices import h200
@@ -81,7 +82,8 @@ def test_any_history_leads_to_the_same_snapshots_again(case: Case) -> None:
     turns: list[Turn] = []
     world.loop.observer = lambda now_s, events, plans: turns.append(Turn(now_s, tuple(events), tuple(plans)))
     world.drain()
-    again = Replay(RecordedEngine("time_sliced", case.limits, case.caching, None))
+    engine = RecordedEngine("time_sliced", case.limits, case.caching, FORECASTS)  # type: ignore[arg-type]
+    again = Replay(engine)
     again._judge._policy = second
     assert list(again.differences(turns)) == []
     assert second.seen == first.seen
