@@ -27,6 +27,7 @@ from bulletserve.simulator.executor import RealtimeExecutor
 from bulletserve.transport.engine_end import EngineEnd
 from bulletserve.transport.front_end import FrontEnd
 from tests.server.small_model import small_checkpoint
+from tests.simulator.devices import h200
 
 LIMITS = Limits(8, 16, 64, 16, 256, 128, Lattice.of_splits(4, (Partition(2, 2),)))
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -59,8 +60,10 @@ class SimulatedServer:
         end = EngineEnd(front_end.addresses, inbox, block_size=LIMITS.block_size)
         device = SimulatedDevice(QuickTruth(), LIMITS.num_layers, token_of)
         self.executor = RealtimeExecutor(device, LIMITS.lattice, inbox)
-        self.state = State(LIMITS, KvLedger(LIMITS.total_blocks + 1, LIMITS.block_size))
-        loop = Loop(self.state, make_policy(policy), self.executor, inbox, MonotonicClock(), end)
+        made = make_policy(policy)
+        ledger = KvLedger(LIMITS.total_blocks + 1, LIMITS.block_size)
+        self.state = State(LIMITS, ledger, made.rules, h200().estimator)
+        loop = Loop(self.state, made, self.executor, inbox, MonotonicClock(), end)
         info = EngineInfo("small", 300, 256, LIMITS.block_size, LIMITS.total_blocks, 16, policy, "sim", "none", True)
         end.ready(info)
 
