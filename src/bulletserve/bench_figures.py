@@ -18,7 +18,9 @@ from bulletserve.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, STY
 from bulletserve.telemetry.goodput import ATTAINED, Estimate
 
 _LOOKS = tuple(zip((BLUE, ORANGE, GREEN, PURPLE, RED, SKY, GREY), "osD^vP*", strict=True))
-_LEAST_MS = 0.01  # the end of a logarithmic axis: tokens that came together have a gap of 0
+_LEAST_MS = 0.1  # the end of a logarithmic axis: tokens that came together have a gap of 0
+
+_FEWEST_BINS, _MOST_BINS = 12, 120  # of a run's time; a bin should hold some twenty tokens
 
 
 def draw_all(folder: Path, title: str, note: str, results: Sequence[RateResult], goodput: Estimate | str) -> list[Path]:
@@ -85,14 +87,14 @@ def _gaps(results: Sequence[RateResult]) -> Figure:
             panel.plot(x, y, color=colour, marker=marker, markevery=max(1, len(at) // 7), markersize=5,
                        label=f"{one.run.rate:g} req/s, longest {gaps[-1] * 1e3:.0f} ms")  # fmt: skip
     panel.set(
-        xlabel="gap between two tokens of an answer, ms (0.01: or less, told together)",
+        xlabel="gap between two tokens of an answer, ms (0.1: or less, told together)",
         ylabel="gaps at least as long, %",
         yscale="log",
     )
     panel.set_ylim(60.0 / most, 150)
     panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     _log_ms(panel)
-    panel.legend(loc="upper right", fontsize=8)
+    panel.legend(loc="lower left", fontsize=8)
     return figure
 
 
@@ -105,9 +107,10 @@ def _courses(results: Sequence[RateResult]) -> Figure:
         run = one.run
         outcomes = run.outcomes
         end_s = max((o.ended_s - run.start_s for o in outcomes), default=1.0)
-        bin_s = max(end_s / 120, 1e-3)
-        edges = np.arange(0, end_s + bin_s, bin_s)
         times = np.array([t - run.start_s for o in outcomes for t in o.answer.token_times_s])
+        bins = min(_MOST_BINS, max(_FEWEST_BINS, len(times) // 20))
+        bin_s = max(end_s / bins, 1e-3)
+        edges = np.arange(0, end_s + bin_s, bin_s)
         per_bin, _ = np.histogram(times, edges)
         panel.stairs(per_bin / bin_s, edges, color=BLUE, linewidth=1.2)
         panel.set_ylabel("tokens/s", color=BLUE)

@@ -1,5 +1,7 @@
 """Events come out as they went in, however the bytes were cut."""
 
+from itertools import pairwise
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +27,7 @@ def test_any_cuts_give_the_same_events(
         whole += (b"data: " if space or payload.startswith(" ") else b"data:") + payload.encode() + end + end
     places = sorted({0, len(whole), *(cut for cut in cuts if cut < len(whole))})
     splitter, found = EventSplitter(), []
-    for start, stop in zip(places, places[1:], strict=False):
+    for start, stop in pairwise(places):
         found += splitter.feed(whole[start:stop])
     assert found == [payload.encode() for payload in payloads]
     assert splitter.feed(b"") == []

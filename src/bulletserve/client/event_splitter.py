@@ -10,7 +10,6 @@ MOST_BYTES = 1 << 22
 """Longest event; a token's has a few hundred bytes."""
 
 _END = re.compile(rb"\r?\n\r?\n")
-_LONGEST_END = 4
 
 
 class EventSplitter:
@@ -28,17 +27,12 @@ class EventSplitter:
 
     def feed(self, data: bytes) -> list[bytes]:
         """The data of each event that is complete now; events without data are left out."""
-        look = max(0, len(self._kept) - _LONGEST_END)
         text = self._kept + data if self._kept else data
-        found: list[bytes] = []
-        start = 0
-        while (match := _END.search(text, max(start, look))) is not None:
-            payload = _data(text[start : match.start()])
-            if payload is not None:
-                found.append(payload)
-            start = match.end()
-        self._kept = text[start:]
-        return found
+        if b"\r" not in text:  # nearly always, and several times quicker
+            *ended, self._kept = text.split(b"\n\n")
+        else:
+            *ended, self._kept = _END.split(text)
+        return [payload for event in ended if (payload := _data(event)) is not None]
 
 
 def _data(event: bytes) -> bytes | None:

@@ -73,17 +73,16 @@ class RequestLines:
 
 def measure(
     wanted: Wanted,
-    prompts: Sequence[TimedPrompt],
+    prompts_of: Callable[[int], Sequence[TimedPrompt]],
     rates: Sequence[float],
     lines: RequestLines,
     results: list[RateResult],
 ) -> Dialect:
     """Run the prompts, due one a second in the mean, at every rate, and add to `results`; the dialect that was spoken.
 
-    Raises `ServerRefuses`. uvloop, where there is one, takes two thirds of asyncio's processor time per token.
+    `prompts_of(run)`: the prompts of run 1, 2, ...; of run 0 the first tries the server out. Raises `ServerRefuses`. uvloop, where there is one, takes two thirds of asyncio's processor time per token.
     """
-    _allow_open_files(len(prompts) + _FILES_BESIDE)
-    work = _measure(wanted, prompts, rates, lines, results)
+    work = _measure(wanted, prompts_of, rates, lines, results)
     if find_spec("uvloop") is None:
         return asyncio.run(work)
     import uvloop
@@ -93,7 +92,7 @@ def measure(
 
 async def _measure(
     wanted: Wanted,
-    prompts: Sequence[TimedPrompt],
+    prompts_of: Callable[[int], Sequence[TimedPrompt]],
     rates: Sequence[float],
     lines: RequestLines,
     results: list[RateResult],
@@ -110,8 +109,10 @@ async def _measure(
         loop.add_signal_handler(name, on_signal)
     async with Server(wanted.url, wanted.api_key, wanted.timeout_s) as server:
         dialect = Dialect(wanted.model or await server.model(), wanted.chat, wanted.extra)
-        dialect = await replaying.find_dialect(server, dialect, prompts[0])
-        for rate in rates:
+        dialect = await replaying.find_dialect(server, dialect, prompts_of(0)[0])
+        for number, rate in enumerate(rates, 1):
+            prompts = prompts_of(number)
+            _allow_open_files(len(prompts) + _FILES_BESIDE)
 
             def on_end(outcome: Outcome, start_s: float, rate: float = rate) -> None:
                 lines.add(outcome.line(start_s, wanted.slo, rate))

@@ -1,4 +1,4 @@
-"""What is asked: prompts of wanted lengths, as token ids or as words, the same for the same seed.
+"""What is asked: prompts of wanted lengths, as token ids or as words, the same for the same salt.
 
 Knows nothing about servers. Without a tokenizer a text of n tokens can only be aimed at: each word here is one token in
 the vocabularies of the large models, and what the server counts is what is reported.
@@ -45,24 +45,24 @@ def prompts_of_lengths(
     *,
     as_text: bool,
     ids: tuple[int, int] = (LOW_ID, HIGH_ID),
-    seed: int = 0,
+    salt: Sequence[int] = (0,),
 ) -> list[TimedPrompt]:
     """A prompt for each request, numbered from 0 in their order.
 
     `blocks`: the names of the blocks of BLOCK_TOKENS tokens that each prompt consists of; blocks of one name are equal
     wherever they are, so that prefixes are shared as they were recorded. Without, no two prompts have a prefix in
-    common but by chance.
+    common but by chance, nor have those of two salts: what a server remembers of one run is no help in another.
     """
     low, high = (0, len(_WORDS)) if as_text else ids
     made: list[TimedPrompt] = []
     for number, one in enumerate(requests):
         if blocks:
             parts = [
-                np.random.default_rng([seed, 1, name]).integers(low, high, BLOCK_TOKENS) for name in blocks[number]
+                np.random.default_rng([*salt, 1, name]).integers(low, high, BLOCK_TOKENS) for name in blocks[number]
             ]
             drawn = np.concatenate(parts)[: one.prompt_tokens].tolist()
         else:
-            drawn = np.random.default_rng([seed, 0, number]).integers(low, high, one.prompt_tokens).tolist()
+            drawn = np.random.default_rng([*salt, 0, number]).integers(low, high, one.prompt_tokens).tolist()
         prompt = " ".join(_WORDS[at] for at in drawn) if as_text else drawn
         made.append(TimedPrompt(number, one.arrival_s, prompt, one.prompt_tokens, one.output_tokens))
     return made

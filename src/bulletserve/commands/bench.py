@@ -62,8 +62,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--token-ids", type=_id_range, default=(LOW_ID, HIGH_ID), metavar="LOW-HIGH", help="(1000-32000)"
     )
+    group.add_argument(
+        "--same-prompts", action="store_true", help="the same tokens in every run, so that a prefix cache knows them"
+    )
     group.add_argument("--tokenizer", metavar="MODEL", help="counts the tokens of texts; estimated without")
-    group.add_argument("--seed", type=int, default=0, help="of lengths, gaps and prompts")
+    group.add_argument(
+        "--seed", type=int, default=0, help="of lengths and gaps; a prompt's tokens are new in every run"
+    )
     group = parser.add_argument_group("arrivals")
     group.add_argument(
         "--rate", type=_rates, metavar="R[,R...]", help="requests a second; inf: all at once; a trace's own by default"
@@ -100,7 +105,7 @@ def run(options: argparse.Namespace) -> int:
     console = Console()
     title = f"{options.label or url}: {asked.name}, {asked.arrivals.describe()} arrivals, {words(slo)}"
     goodput = find_goodput(results)
-    for text in (title, f"{len(asked.prompts)} requests ({asked.origin}), model {dialect.model}", *dialect.notes):
+    for text in (title, f"{asked.count} requests ({asked.origin}), model {dialect.model}", *dialect.notes):
         console.print(text, markup=False, soft_wrap=True)
     if results:
         console.print(latency_table(results))
@@ -136,7 +141,7 @@ def _write(
     if options.json is not None and results:
         more = {
             "server": {"url": url, "model": dialect.model, "endpoint": options.endpoint, "label": options.label},
-            "workload": {"origin": asked.origin, "requests": len(asked.prompts), "arrivals": asked.arrivals.describe()},
+            "workload": {"origin": asked.origin, "requests": asked.count, "arrivals": asked.arrivals.describe()},
             "targets": {"name": slo.name, "ttft_s": slo.ttft_s, "tpot_s": slo.tpot_s},
             "notes": [*dialect.notes, *remarks(results, options.max_lag_ms / 1e3)],
             "goodput": goodput if isinstance(goodput, str) else goodput.describe(),

@@ -5,6 +5,7 @@ Knows nothing about servers.
 
 import argparse
 import random
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +25,16 @@ _LONGEST_ANSWER_TOKENS = 4000
 
 @dataclass(frozen=True)
 class Asked:
-    """Requests that arrive one a second in the mean, and their prompts. `rate`: at which they were recorded."""
+    """Requests that arrive one a second in the mean. `rate`: at which they were recorded.
+
+    `prompts(run)`: what is asked in run number `run`; other tokens in each, unless they are texts or were to be the same.
+    """
 
     name: str
     origin: str
     arrivals: Arrivals
-    prompts: Sequence[TimedPrompt]
+    count: int
+    prompts: Callable[[int], Sequence[TimedPrompt]]
     rate: float | None = None
 
 
@@ -57,12 +62,16 @@ def asked_for(options: argparse.Namespace, count_tokens: Callable[[str], int] | 
     if arrivals.kind == RECORDED and not source.recorded:
         raise ConfigError(f"--arrivals recorded: {source.origin} tells no times; use poisson, gamma:CV or even")
     arranged = arrivals.arrange(source.requests, options.seed)
-    if source.texts:
-        prompts = prompts_of_texts(arranged, source.texts)
-    else:
-        as_text = options.prompts == "text" or options.endpoint == "chat"
-        prompts = prompts_of_lengths(arranged, source.blocks, as_text=as_text, ids=options.token_ids, seed=options.seed)
-    return Asked(source.name, source.origin, arrivals, prompts, source.rate)
+    as_text = options.prompts == "text" or options.endpoint == "chat"
+    once = 0 if options.same_prompts else secrets.randbits(32)
+
+    def prompts(run: int) -> Sequence[TimedPrompt]:
+        if source.texts:
+            return prompts_of_texts(arranged, source.texts)
+        salt = (options.seed, once, 0 if options.same_prompts else run)
+        return prompts_of_lengths(arranged, source.blocks, as_text=as_text, ids=options.token_ids, salt=salt)
+
+    return Asked(source.name, source.origin, arrivals, len(arranged), prompts, source.rate)
 
 
 def _source(options: argparse.Namespace, count_tokens: Callable[[str], int] | None) -> _Source:
