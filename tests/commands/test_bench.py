@@ -109,6 +109,14 @@ def fake(script: Any) -> FakeServer:
     return FakeServer(lambda number, body: answers() if number == 0 else script(number, body))
 
 
+def test_targets_and_more_fields_travel_in_every_body() -> None:
+    with fake(lambda number, body: answers()) as server:
+        words = ["--url", server.url, "--requests", 2, "--rate", "inf", "--prompt-tokens", 4, *CALM]
+        assert bench(*words, "--tier", "tight", "--send-slo", "--extra-body", '{"return_token_ids": true}') == 0
+        assert all(body["slo"] == {"ttft_ms": 300, "tpot_ms": 8} for body in server.bodies)
+        assert all(body["return_token_ids"] is True for body in server.bodies)
+
+
 def test_failures_are_counted_and_end_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scripts: list[Script] = [status(429, b'{"error": {"message": "full"}}'), says(STREAM, token()), says(), answers()]
     jsonl, document = tmp_path / "lines.jsonl", tmp_path / "out.json"
@@ -163,7 +171,7 @@ def test_the_key_is_in_no_file_and_on_no_screen(
         assert bench(*words) == 0 and "authorization" not in server.headers[-1].lower()
 
 
-def test_no_run_is_helped_by_what_a_server_remembers_of_another() -> None:
+def test_no_run_is_helped_by_what_a_server_remembers_of_another(capsys: pytest.CaptureFixture[str]) -> None:
     with FakeServer(lambda number, body: answers()) as server:
         words = ["--url", server.url, "--requests", 2, "--rate", "100,200", "--prompt-tokens", 20, *CALM]
         assert bench(*words) == 0 and bench(*words) == 0
@@ -172,6 +180,8 @@ def test_no_run_is_helped_by_what_a_server_remembers_of_another() -> None:
         assert bench(*words, "--same-prompts") == 0
         asked = [tuple(body["prompt"]) for body in server.bodies[10:]]
         assert len(asked) == 5 and len(set(asked)) == 2
+    *different, same = capsys.readouterr().out.split("requests (made up")
+    assert "prefix cache" in same and not any("prefix cache" in text for text in different)
 
 
 def test_a_mooncake_trace_shares_prefixes_at_its_own_pace(tmp_path: Path) -> None:

@@ -80,7 +80,8 @@ def measure(
 ) -> Dialect:
     """Run the prompts, due one a second in the mean, at every rate, and add to `results`; the dialect that was spoken.
 
-    `prompts_of(run)`: the prompts of run 1, 2, ...; of run 0 the first tries the server out. Raises `ServerRefuses`. uvloop, where there is one, takes two thirds of asyncio's processor time per token.
+    `prompts_of(run)`: the prompts of run 1, 2, ...; of run 0 the first tries the server out. Raises `ServerRefuses`.
+    uvloop, where there is one, saves about a fifth of the processor time per token (benchmarks/bench_client.py).
     """
     work = _measure(wanted, prompts_of, rates, lines, results)
     if find_spec("uvloop") is None:
@@ -98,18 +99,10 @@ async def _measure(
     results: list[RateResult],
 ) -> Dialect:
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def on_signal() -> None:
-        stop.set()
-        for name in _SIGNALS:
-            loop.remove_signal_handler(name)
-
-    for name in _SIGNALS:
-        loop.add_signal_handler(name, on_signal)
     async with Server(wanted.url, wanted.api_key, wanted.timeout_s) as server:
         dialect = Dialect(wanted.model or await server.model(), wanted.chat, wanted.extra)
         dialect = await replaying.find_dialect(server, dialect, prompts_of(0)[0])
+        _stop_on_signals(stop)
         for number, rate in enumerate(rates, 1):
             prompts = prompts_of(number)
             _allow_open_files(len(prompts) + _FILES_BESIDE)
@@ -124,6 +117,19 @@ async def _measure(
             if stop.is_set():
                 break
     return dialect
+
+
+def _stop_on_signals(stop: asyncio.Event) -> None:
+    """Let the first Ctrl-C or SIGTERM stop the runs; the next does what it always did."""
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        stop.set()
+        for name in _SIGNALS:
+            loop.remove_signal_handler(name)
+
+    for name in _SIGNALS:
+        loop.add_signal_handler(name, on_signal)
 
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -27,7 +27,7 @@ _LONGEST_ANSWER_TOKENS = 4000
 class Asked:
     """Requests that arrive one a second in the mean. `rate`: at which they were recorded.
 
-    `prompts(run)`: what is asked in run number `run`; other tokens in each, unless they are texts or were to be the same.
+    `prompts(run)`: what is asked in run number `run`: other tokens in each, unless it is texts or was to be the same.
     """
 
     name: str

@@ -4,8 +4,8 @@ Knows nothing about tokens: a text's length is counted by whoever has the tokeni
 `conversations`, a list of `from` and `value` (also `role` and `content`); the first thing that a human says is the
 prompt, what is said next is the answer. Entries without both are left out.
 
-The usual file, ShareGPT_V3_unfiltered_cleaned_split.json, was collected from users' shared chats; its card names no
-licence that the users gave. It is read where you have it, and never shipped or quoted.
+The usual file, ShareGPT_V3_unfiltered_cleaned_split.json, is a collection of chats that users had shared in public; its
+collectors put it under Apache-2.0. It is read where you have it, and never shipped or quoted here.
 """
 
 import json
