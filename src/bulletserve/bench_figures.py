@@ -4,6 +4,7 @@ Knows nothing about how anything was measured. Needs matplotlib.
 """
 
 from collections.abc import Sequence
+from math import isfinite
 from pathlib import Path
 
 import matplotlib
@@ -35,8 +36,9 @@ def draw_all(folder: Path, title: str, note: str, results: Sequence[RateResult],
             figures["latency"] = _latencies(answered)
             figures["gaps"] = _gaps(answered)
         figures["course"] = _courses(results)
-        if len(results) > 1:
-            figures["attainment"] = _attainment(results, goodput)
+        at_rates = [one for one in results if isfinite(one.run.rate)]
+        if len(at_rates) > 1:
+            figures["attainment"] = _attainment(at_rates, goodput)
         written = []
         for name, figure in figures.items():
             figure.suptitle(title, x=0.01, ha="left", fontsize=11)

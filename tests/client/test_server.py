@@ -85,6 +85,7 @@ WELL: dict[str, tuple[Script, int]] = {
     "no done": (says(STREAM, token(), token(finish="length")), 2),
     "done without finish": (says(STREAM, token(), DONE), 1),
     "usage beyond belief": (says(STREAM, token(), usage(10**15), DONE), 1),
+    "cut after the end": (says(CHUNKED, chunk(token() + token(finish="length")), b"ff\r\nda"), 2),
     "noise after done": (says(STREAM, token(), DONE, b"\xff" * 1000), 1),
 }
 

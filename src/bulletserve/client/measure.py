@@ -48,7 +48,7 @@ class RequestLines:
 
     def __init__(self, path: Path | None) -> None:
         try:
-            self._file = None if path is None else path.open("w", encoding="utf-8")
+            self._file = None if path is None else path.open("wb", buffering=0)
         except OSError as error:
             raise ConfigError(f"--jsonl {path}: {error.strerror}") from None
 
@@ -60,14 +60,18 @@ class RequestLines:
             self._file.close()
 
     def add(self, line: dict[str, object]) -> None:
-        """Write a line and flush it."""
+        """Write a line, past all buffers."""
         if self._file is None:
             return
+        data = json.dumps(line, allow_nan=False).encode() + b"\n"
         try:
-            self._file.write(json.dumps(line, allow_nan=False) + "\n")
-            self._file.flush()
+            whole = self._file.write(data) == len(data)
+            reason = "the disk is full"
         except OSError as error:
-            print(f"bullet: --jsonl: {error.strerror}; no more is written there", file=sys.stderr)
+            whole, reason = False, error.strerror or str(error)
+        if not whole:
+            print(f"bullet: --jsonl: {reason}; no more is written there", file=sys.stderr)
+            self._file.close()
             self._file = None
 
 
@@ -135,10 +139,10 @@ def _stop_on_signals(stop: asyncio.Event) -> None:
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def _bar() -> Progress:
+def _bar(console: Console | None = None) -> Progress:
     """A bar on the terminal. It is drawn by the client's own loop, twice a second: a thread would make that late."""
     columns = (TextColumn("{task.description}"), BarColumn(None), TextColumn("{task.fields[told]}"))
-    console = Console(stderr=True)
+    console = console or Console(stderr=True)
     return Progress(*columns, TimeElapsedColumn(), console=console, auto_refresh=False, transient=True)
 
 

@@ -98,7 +98,7 @@ class Server:
             if not stream.done:
                 outcome.fail(TIMEOUT, f"no end after {self._timeout_s:g} s")
         except Exception as error:  # whatever strange bytes make a library raise is the failure of one request
-            if not stream.done:
+            if not (stream.done or stream.finish_reason):
                 outcome.fail(CUT if stream.tokens_so_far else CONNECT, self._words(error))
         finally:
             outcome.ended_s = time.monotonic()
