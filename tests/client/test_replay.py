@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,14 +24,18 @@ def prompts(times_s: Sequence[float], output_tokens: int = 3) -> list[TimedPromp
 
 
 def run(
-    script: Any, asked: Sequence[TimedPrompt], stop_after_s: float | None = None, **calls: Any
+    script: Any, asked: Sequence[TimedPrompt], stop_at: Callable[[Progress], bool] = lambda at: False, **calls: Any
 ) -> tuple[Run, list[dict[str, Any]]]:
     async def measured(url: str) -> Run:
         stop = asyncio.Event()
-        if stop_after_s is not None:
-            asyncio.get_running_loop().call_later(stop_after_s, stop.set)
+
+        def on_tick(at: Progress) -> None:
+            calls.get("on_tick", lambda at: None)(at)
+            if stop_at(at):
+                stop.set()
+
         async with Server(f"{url}/v1", timeout_s=20) as server:
-            return await replay(server, DIALECT, asked, 10.0, stop, **calls)
+            return await replay(server, DIALECT, asked, 10.0, stop, **(calls | {"on_tick": on_tick}))
 
     with FakeServer(script) as fake:
         return asyncio.run(measured(fake.url)), fake.bodies
@@ -74,7 +78,7 @@ def test_a_stop_keeps_what_there_is() -> None:
     done, _ = run(
         lambda number, body: answers() if body["prompt"] == [0] else hangs,
         prompts([0.0, 0.01, 30.0, 31.0]),
-        stop_after_s=0.6,
+        stop_at=lambda at: at.tokens == 4,
         on_end=lambda outcome, start_s: lines.append(outcome),
     )
     assert [one.kind for one in done.outcomes] == ["ok", "interrupted"]

@@ -19,6 +19,7 @@ from bulletserve.telemetry.client_lag import ClientLag, client_lag
 from bulletserve.telemetry.latency import Answer
 
 _TICK_S = 0.005
+_TELL_S = 0.5
 _LEAD_S = 0.1
 
 
@@ -172,11 +173,12 @@ class _Sending:
 
 async def _tick(lags_s: list[float], progress: Progress, on_tick: Callable[[Progress], None]) -> None:
     """Sleep again and again and note by how much too long."""
-    ticks = 0
+    told_s = time.monotonic()
     while True:
         before_s = time.monotonic()
         await asyncio.sleep(_TICK_S)
-        lags_s.append(max(0.0, time.monotonic() - before_s - _TICK_S))
-        ticks += 1
-        if ticks % 100 == 0:
+        now_s = time.monotonic()
+        lags_s.append(max(0.0, now_s - before_s - _TICK_S))
+        if now_s - told_s >= _TELL_S:
+            told_s = now_s
             on_tick(progress)
