@@ -85,7 +85,7 @@ def measure(
     """Run the prompts, due one a second in the mean, at every rate, and add to `results`; the dialect that was spoken.
 
     `prompts_of(run)`: the prompts of run 1, 2, ...; of run 0 the first tries the server out. Raises `ServerRefuses`.
-    uvloop, where there is one, saves about a fifth of the processor time per token (benchmarks/bench_client.py).
+    uvloop, where there is one, saves about an eighth of the processor time per token (benchmarks/bench_client.py).
     """
     work = _measure(wanted, prompts_of, rates, lines, results)
     if find_spec("uvloop") is None:
