@@ -14,6 +14,7 @@ from bulletserve.version import __version__
 COMMANDS = {
     "serve": "serve a model over an OpenAI-compatible HTTP interface",
     "generate": "complete prompts on this machine, without a server",
+    "bench": "measure any OpenAI-compatible server under a list of requests",
     "compare": "run the same requests under several policies and print one table",
     "calibrate": "measure this device, so that forecasts of its steps can be trusted",
     "simulate": "run a workload under any policy on a calibrated device made of arithmetic",

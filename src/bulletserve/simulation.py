@@ -19,13 +19,12 @@ from bulletserve.simulator.experiment import Setup, run_arm, scored_answers
 from bulletserve.simulator.goodput_search import place_of, rate_at, search
 from bulletserve.simulator.measured import MeasuredTruth
 from bulletserve.simulator.truth import ModelTruth, Truth, perturbation
-from bulletserve.telemetry.goodput import Curve, Estimate, Met, estimate, met, scored
+from bulletserve.telemetry.goodput import Curve, Estimate, Met, counted, estimate, met
 from bulletserve.telemetry.latency import Answer, Summary, summarise
 from bulletserve.telemetry.recorder import Recorder
 from bulletserve.telemetry.timeline import StepSpan, Timeline
 from bulletserve.version import __version__
 from bulletserve.workload.named import Workload
-from bulletserve.workload.request_list import RequestLengths
 
 
 @dataclass(frozen=True)
@@ -80,11 +79,6 @@ def make_truth(setup: Setup, kind: str, seed: int, calibration: str) -> tuple[Tr
     return MeasuredTruth(exactly, samples), f"truth: {len(samples)} measured steps, the calibration between them"
 
 
-def counted(requests: Sequence[RequestLengths]) -> range:
-    """Which requests of a run count: as goodput defines it, or all of a list that is too short for that."""
-    return range(len(requests)) if len(requests) < 240 else scored(len(requests))
-
-
 def simulate_arm(
     setup: Setup, truth: Truth, policy: str, workload: Workload, rate: float, seed: int, slo: Slo, record: Path | None
 ) -> ArmAtRate:
@@ -101,7 +95,7 @@ def simulate_arm(
         if recorder is not None:
             recorder.close()
     answers = run.collector.answers
-    chosen = [answers[number] for number in counted(workload.requests)]
+    chosen = [answers[number] for number in counted(len(workload.requests))]
     lanes, took_s = run.state.lanes, run.executor.now_s()
     return ArmAtRate(
         policy=policy,

@@ -9,7 +9,9 @@ import pytest
 import bulletserve
 
 PACKAGE = Path(bulletserve.__file__).parent
-PURE = ("core", "estimator", "scheduler", "simulator", "telemetry", "workload", "formats", "transport", "server")
+PURE = (
+    "core", "estimator", "scheduler", "simulator", "telemetry", "workload", "formats", "transport", "server", "client",
+)  # fmt: skip
 
 NO_TORCH = """
 import sys

@@ -14,6 +14,7 @@ from bulletserve.telemetry.goodput import (
     TIERS,
     Curve,
     Met,
+    counted,
     crossing,
     estimate,
     geometric_mean,
@@ -41,6 +42,10 @@ def test_tiers_are_those_of_the_definition() -> None:
     ]  # fmt: skip
     assert [(t.ttft_s, t.tpot_s) for t in LONG_TIERS] == [(2.0, 0.040), (2.0, 0.025), (2.0, 0.015)]
     assert tiers_of("azure-code") is TIERS and tiers_of("long-context") is LONG_TIERS
+
+
+def test_all_of_a_short_list_counts_and_the_middle_of_a_long_one() -> None:
+    assert (counted(1), counted(239), counted(240), counted(600)) == (range(1), range(239), scored(240), scored(600))
 
 
 def test_scored_are_the_middle_requests() -> None:

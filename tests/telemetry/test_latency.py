@@ -1,6 +1,7 @@
 """Every latency figure, computed by hand."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from bulletserve.core.request import Finished, FinishReason, Request
 from bulletserve.core.slo import Slo
 from bulletserve.telemetry.collector import Collector
 from bulletserve.telemetry.lanes import GAP_WINDOW_S, LaneTimes
-from bulletserve.telemetry.latency import Answer, quantile, summarise
+from bulletserve.telemetry.latency import Answer, quantile, requests_per_s, summarise
 
 ANSWER = Answer(10.0, 5, [10.5, 10.75, 11.75, 12.0])
 SINGLE = Answer(11.0, 5, [13.0])
@@ -66,6 +67,18 @@ def test_a_run() -> None:
     assert summary.longest_gap_s == 1.0
     assert summary.itl_p99_s == pytest.approx(0.985)
     assert summary.tokens_per_s == pytest.approx(5 / (13.0 - 9.0))
+    assert (summary.ttft_p99_s, summary.tpot_p99_s) == (pytest.approx(1.985), 0.5)
+    assert (summary.itl_p50_s, summary.whole_p50_s, summary.whole_p99_s) == (0.25, 2.0, 2.0)
+    assert requests_per_s([ANSWER, SINGLE, NONE]) == pytest.approx(2 / (13.0 - 9.0))
+
+
+@pytest.mark.parametrize("finish", [FinishReason.ERROR, FinishReason.REFUSED, FinishReason.ABORT])
+def test_an_answer_that_ended_badly_meets_nothing_and_is_no_request_served(finish: str) -> None:
+    broken = replace(ANSWER, finish=finish)
+    assert not broken.meets(Slo()) and broken.ttft_s == ANSWER.ttft_s
+    assert requests_per_s([broken, SINGLE]) == pytest.approx(1 / 3.0)
+    assert summarise([broken]).output_tokens == 4, "its tokens came all the same"
+    assert replace(ANSWER, finish=FinishReason.LENGTH).meets(Slo())
 
 
 @pytest.mark.parametrize("answers", [[], [NONE]])
@@ -74,7 +87,7 @@ def test_a_run_without_tokens_has_no_figures(answers: list[Answer]) -> None:
     assert (summary.requests, summary.output_tokens) == (len(answers), 0)
     assert math.isnan(summary.ttft_p50_s)
     assert math.isnan(summary.longest_gap_s)
-    assert math.isnan(summary.tokens_per_s)
+    assert math.isnan(summary.tokens_per_s) and math.isnan(requests_per_s(answers))
 
 
 @given(values=st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20), q=st.floats(0, 1))

@@ -15,6 +15,7 @@ BulletError
 |   |-- EngineDied         its process is gone
 |   `-- DeviceError        the GPU or its driver refused a call
 |       `-- NoGreenContexts    they cannot split the GPU's SMs; the message has why and the fix
+|-- ServerRefuses          a server that cannot be measured: it is not there, or refuses what every request needs
 |-- RecordError            a recorded run that cannot be read or replayed; the message has the line
 `-- PlanError              a policy broke the rules of a plan: a bug in the policy
 """
@@ -104,6 +105,10 @@ class NoGreenContexts(DeviceError):
 
 class PlanError(BulletError):
     """A policy returned a plan that breaks the rules of `scheduler/plan_check`."""
+
+
+class ServerRefuses(BulletError):
+    """A server that cannot be measured; the message has the reason."""
 
 
 class RecordError(BulletError):

@@ -71,6 +71,11 @@ def scored(count: int) -> range:
     raise ConfigError(f"goodput is defined over 600 requests (240 in its short form), not {count}")
 
 
+def counted(count: int) -> range:
+    """Which of a run's `count` requests its figures are of: the scored, or all of a list that is too short for that."""
+    return range(count) if count < 240 else scored(count)
+
+
 def met(answers: Sequence[Answer], slo: Slo) -> Met:
     """Which of these answers met their targets."""
     return np.array([answer.meets(slo) for answer in answers], dtype=np.bool_)

@@ -1,0 +1,1 @@
+"""A client of servers that speak OpenAI's HTTP interface: sends a list of requests on time and notes every token's."""
