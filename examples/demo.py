@@ -80,7 +80,7 @@ def main() -> None:
     print(
         "\nSide by side, running answers hardly notice new prompts (longest gap) and the machine does more in all\n"
         "(tokens/s). The price is the wait for the first words (TTFT): a prompt is read on half of the machine. When\n"
-        "that is worth it is what the policy to come, `bullet`, will decide anew at every step."
+        "that is worth it is what `bullet` decides anew at every step, by forecast."
     )
     print(f"\n== 3. To keep a server running\n\n  {BULLET} serve\n")
 

@@ -2,7 +2,8 @@
 
 Knows nothing about policies. A GPU without a calibration has its datasheet. No datasheet says what a CPU does with a
 model, so an engine that needs forecasts there measures itself for a few seconds, once: the result lies where `bullet
-calibrate` writes, and a real calibration replaces it.
+calibrate` writes, and a real calibration replaces it. Where that fails (a busy machine) it goes by an ordinary CPU:
+steps that end are compared with their forecasts, and later ones corrected.
 """
 
 import logging
@@ -15,6 +16,7 @@ from bulletserve.calibrations import Found, default_path, find_calibration, samp
 from bulletserve.core.errors import BulletError
 from bulletserve.core.snapshot import MAX_BATCH_TOKENS
 from bulletserve.engine.load import choose_device
+from bulletserve.estimator.calibration import ordinary_cpu
 from bulletserve.estimator.estimator import Estimator
 from bulletserve.machine import device_name
 
@@ -62,7 +64,7 @@ def forecasts_for(engine: "Engine", *, needed: bool) -> Forecasts:
 
 
 def _measured_now(engine: "Engine", otherwise: Found) -> Found:
-    """A brief calibration of this CPU, written down; `otherwise` where the engine is too small or too slow for it."""
+    """A brief calibration of this CPU, written down; else `otherwise`, or the numbers of an ordinary CPU."""
     began_s = time.monotonic()
     shape, lattice = engine.checkpoint.shape, engine.limits.lattice
     path = default_path(device_name("cpu"), lattice.total_sms, shape, engine.info.dtype)
@@ -73,7 +75,11 @@ def _measured_now(engine: "Engine", otherwise: Found) -> Found:
         measured.save(samples_path(path))
         calibration.save(path)
     except (BulletError, ValueError, OSError) as error:
-        _log.warning("this CPU could not be measured in passing (%s): bullet calibrate does it thoroughly", error)
-        return otherwise
+        if otherwise.calibration is not None:
+            _log.warning("this CPU could not be measured in passing (%s): bullet calibrate does it thoroughly", error)
+            return otherwise
+        fix = f"bullet calibrate {engine.config.model or ''}".rstrip()
+        why = f"the numbers of an ordinary CPU, as this one could not be measured in passing ({error}): run {fix}"
+        return Found(ordinary_cpu(device_name("cpu"), lattice.total_sms), why)
     took_s = time.monotonic() - began_s
     return Found(calibration, f"measured just now, once, in {took_s:.0f} s ({path})", own=True)

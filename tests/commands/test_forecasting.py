@@ -143,6 +143,18 @@ def test_a_cpu_that_cannot_be_measured_in_passing_goes_by_another_models_calibra
     assert "could not be measured in passing" in caplog.text and "with another model" in cpu_engine.info.notes[-1]
 
 
+def test_a_cpu_that_cannot_be_measured_at_all_goes_by_an_ordinary_one(
+    cpu_engine: Engine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forecasting, "FIRST_START_S", -1.0)
+    loop = cpu_engine.loop(Nowhere(), Foresighted())  # type: ignore[arg-type]
+    estimator = loop.state.estimator
+    assert isinstance(estimator, forecasting.Estimator)
+    assert "an ordinary CPU" in caplog.text and "bullet calibrate" in caplog.text
+    prompt = StepShape(256, 256 * 257 // 2, 256, 0, 0, cpu_engine.checkpoint.shape.num_layers, 1)
+    assert 0 < estimator.predict(prompt, Partition(cpu_engine.limits.lattice.total_sms, 0)).seconds < 60
+
+
 def test_an_engine_that_was_measured_answers_as_before(cpu_engine: Engine) -> None:
     """Measuring takes seats and blocks and leaves random keys and values behind."""
     prompts = [TimedPrompt(0.0, tuple(range(i, i + 40 + i)), 12) for i in range(6)]

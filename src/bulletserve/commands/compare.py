@@ -25,7 +25,7 @@ from bulletserve.server.text_codec import TextCodec
 from bulletserve.workload.prompt_list import read_prompt_list
 from bulletserve.workload.request_list import at_rate, lognormal_requests, read_request_list
 
-DEFAULT_POLICIES = "time_sliced chunked_prefill static_split"
+DEFAULT_POLICIES = "time_sliced chunked_prefill static_split bullet"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
