@@ -10,7 +10,7 @@ import time
 from importlib import import_module
 from typing import Any
 
-LOOK_S = 0.01
+LOOK_S = 0.005
 """How often `Meter.sample` is wanted: much more often than the counter moves."""
 
 _log = logging.getLogger(__name__)
