@@ -3,6 +3,7 @@
 Knows nothing about how anything was measured. Needs matplotlib.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import floor, inf, log10
@@ -27,6 +28,9 @@ from bulletserve.measurements import Measurements
 
 KNEE = 0.9
 """A curve's knee is where it reaches this share of the whole device's speed."""
+
+_ROOM_FOR_A_LEGEND = 1.34
+"""Speeds end at about 1; above them a panel names its curves."""
 
 
 def draw_all(calibration: Calibration, measured: Measurements, folder: Path) -> list[Path]:
@@ -116,7 +120,8 @@ def scaling_figure(calibration: Calibration, measured: Measurements) -> Figure:
                            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})  # fmt: skip
         panel.axhline(KNEE, color="0.75", linewidth=0.8)
         panel.set(xlim=(0, total * 1.03), xlabel=f"{unit_of(calibration)} of the lane")
-        panel.set_ylim(0, max(1.12, panel.get_ylim()[1]))
+        panel.set_ylim(0, _ROOM_FOR_A_LEGEND)
+        panel.set_yticks(np.arange(0.0, 1.01, 0.2))
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
         panel.yaxis.set_major_formatter(_percent())
         panel.set_title(f"{kind} alone")
@@ -137,8 +142,7 @@ def corun_figure(calibration: Calibration, measured: Measurements) -> Figure | N
     if not both:
         return None
     estimator = _estimator(calibration, measured)
-    splits = sorted({s.partition for s in both}, key=lambda p: p.decode_sms)
-    splits = [splits[i] for i in sorted({0, len(splits) // 2, len(splits) - 1})]
+    splits = _shown([s.partition for s in both])
     pairs = [_pair(s) for s in both]
     layers = both[0].step.layers
     context = round(np.median([rows.decode_context / rows.decode_rows for _, rows in pairs]))
@@ -264,6 +268,15 @@ def _pair(sample: Sample) -> tuple[StepShape, StepShape]:
     assert sample.alongside is not None
     steps = (sample.step, sample.alongside)
     return steps if sample.step.kind == "prefill" else steps[::-1]
+
+
+def _shown(measured: Sequence[Partition]) -> list[Partition]:
+    """At most three of the splits: the outermost, and between them the one that was measured most often."""
+    times = Counter(measured)
+    splits = sorted(times, key=lambda split: split.decode_sms)
+    if len(splits) <= 2:
+        return splits
+    return [splits[0], max(splits[1:-1], key=times.__getitem__), splits[-1]]
 
 
 def _ends(values: Sequence[int]) -> tuple[float, float]:

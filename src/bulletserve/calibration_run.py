@@ -1,7 +1,7 @@
 """A calibration from an engine to its errors: measures a design, fits, judges by points that the fit has not seen.
 
 Knows nothing about files or terminals. The points are run in random order, so that a drift of the machine is no
-property of one kind of step.
+property of one kind of step, but kinds take turns: a run that is cut short has seen of each its part.
 """
 
 import random
@@ -108,6 +108,20 @@ def measure(
     return _Measuring(plan, profiler, device_facts(plan)).run(told, until_s, kept)
 
 
+def in_turns(design: Design, rng: random.Random) -> list[Point]:
+    """All points of `design` in random order, those of each kind, fitted or held out, spread over all of it."""
+    kinds: dict[tuple[bool, str], list[Point]] = {}
+    for held, points in enumerate((design.fit, design.held_out)):
+        for point in points:
+            kinds.setdefault((bool(held), point.kind), []).append(point)
+    placed = [
+        ((at + rng.random()) / len(points), number, point)
+        for number, points in enumerate(kinds.values())
+        for at, point in enumerate(rng.sample(points, len(points)))
+    ]
+    return [point for _, _, point in sorted(placed, key=lambda place: place[:2])]
+
+
 def check_enough(measured: Measurements) -> None:
     """Raise `EngineError` for a run of which too little came."""
     points = len({(s.step, s.partition, s.alongside) for s in measured.fitted + measured.held_out})
@@ -140,7 +154,7 @@ class _Measuring:
         points = [*plan.design.fit, *plan.design.held_out]
         runs = [(point, POWER_PACE) for point in plan.power]
         for _ in range(plan.scope.rounds):
-            runs += [(point, plan.scope.pace) for point in rng.sample(points, len(points))]
+            runs += [(point, plan.scope.pace) for point in in_turns(plan.design, rng)]
         with suppress(TooFewSteps, EngineError):
             self._profiler.measure(runs[-1][0], plan.scope.pace)  # cold clocks and caches
         kept_s = time.monotonic()

@@ -180,6 +180,19 @@ def test_rounding_to_the_grid_costs_less_than_its_steps(decode: StepShape, prefi
         assert found == pytest.approx(bare, rel=0.04 if step is decode else 0.15)
 
 
+@pytest.mark.parametrize("rows", [1, 4, 8, 31, 128])
+def test_a_budget_that_fills_its_tiles_is_not_rounded_over_them(rows: int) -> None:
+    """Prompt tokens and rows that are 1024 together are 1024 on the grid, though neither is on it."""
+    device, budget = estimator(CAPPED), 1024
+    full, more = (
+        StepShape.mixed([(tokens, 0)], rows, 500 * rows, LAYERS, rows) for tokens in (budget - rows, budget - rows + 32)
+    )
+    bare = Sample(full, whole(full), None, 1.0)
+    told = device.predict(full, whole(full)).seconds
+    assert told == pytest.approx(exact(CAPPED, TOTAL, LLAMA_8B, bare).seconds, rel=0.03)
+    assert device.predict(more, whole(more)).seconds > 1.03 * told, "the next tiles"
+
+
 def test_neighbours_on_the_grid_are_one_forecast() -> None:
     device = estimator(CAPPED)
     split = Partition(68, 64)

@@ -1,11 +1,17 @@
 from dataclasses import fields
+from math import sqrt
+from statistics import mean, stdev
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from bulletserve.core.launch import Launch
 from bulletserve.core.plan import DecodeStep, Lane, MixedStep, PrefillGroup
 from bulletserve.core.snapshot import LaneState, Limits, PrefillProgress, Snapshot
 from bulletserve.profiling.driver import Driver
 from bulletserve.profiling.sources import BlockPool, DecodeRows, MixedChunks, Prompts, layer_groups
+from bulletserve.profiling.traces import STANDARD_ERROR, window_s
 from bulletserve.scheduler.batching import next_group
 from tests.profiling.fake_device import (
     DECODE_MS,
@@ -225,3 +231,38 @@ def test_a_pool_says_when_it_is_empty():
     assert len({*pool.take(4), *pool.take(6)}) == 10
     with pytest.raises(ValueError, match="1 cache blocks wanted, 0 are left"):
         pool.take(1)
+
+
+class UnsteadyDevice(FakeDevice):
+    """Every second decode step takes twice as long."""
+
+    def took_ms(self, launch: Launch) -> float:
+        return super().took_ms(launch) * (1 + launch.step_id % 2)
+
+
+@pytest.mark.parametrize(("device", "measured_s"), [(FakeDevice(), 0.3), (UnsteadyDevice(), 1.0)])
+def test_steps_that_differ_are_measured_for_longer(device: FakeDevice, measured_s: float):
+    rows = decode(BlockPool(4000))
+    found = Driver(device, device, now_s=device.now_s).run(rows, seconds=1.0, shortest_s=0.3).lanes[0]
+    assert found.steps * found.period_ms / 1e3 == pytest.approx(measured_s, rel=0.1)
+
+
+@pytest.mark.parametrize("shortest_s", [0.2, 0.5])
+def test_contexts_are_centred_on_the_window_that_was_chosen(shortest_s: float):
+    device = FakeDevice()
+    rows = decode(BlockPool(4000), context=500)
+    Driver(device, device, now_s=device.now_s).run(rows, seconds=1.0, shortest_s=shortest_s)
+    steps = shortest_s * 1e3 / (DECODE_MS + GAP_MS)
+    assert sum(rows.lengths()) / 8 == pytest.approx(500 + steps / 2, abs=8)
+
+
+@given(st.lists(st.floats(5.0, 15.0), max_size=60), st.floats(0.1, 0.5), st.floats(0.5, 2.0))
+def test_a_window_is_as_long_as_its_mean_wants(periods_ms: list[float], shortest_s: float, longest_s: float):
+    starts_ms = [sum(periods_ms[:i]) for i in range(len(periods_ms) + 1)]
+    found_s = window_s(starts_ms, shortest_s, longest_s)
+    assert shortest_s <= found_s <= longest_s
+    if len(periods_ms) < 4:
+        assert found_s == longest_s
+    elif found_s > shortest_s + 1e-9:
+        worst = stdev(periods_ms) / mean(periods_ms) / sqrt(found_s / mean(periods_ms) * 1e3)
+        assert worst <= STANDARD_ERROR * 1.001 or found_s == longest_s

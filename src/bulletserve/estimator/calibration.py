@@ -23,6 +23,7 @@ FORMAT = 1
 @dataclass(frozen=True, slots=True)
 class Provenance:
     """Where the numbers come from. `source`: "measured", "datasheet" or "synthetic". `dtype`: of weights and cache.
+    `note`: what the rest does not say of the samples ("": all of one run).
 
     `holdout_errors`: by group of samples ("alone", "mixed", "side by side", "power"), name to value, such as
     {"alone": {"median": 0.03, "p90": 0.08, "count": 12}}; of samples that the fit has not seen.
@@ -36,6 +37,7 @@ class Provenance:
     samples: int = 0
     shape: ModelShape | None = None
     dtype: str = ""
+    note: str = ""
     holdout_errors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 

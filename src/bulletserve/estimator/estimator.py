@@ -206,11 +206,14 @@ def shares(step: StepShape, partition: Partition, alongside: StepShape | None, t
 
 
 def _on_grid(step: StepShape) -> _Counts:
+    """Counts on the grid. A mixed step's rows are rounded as one count: 1020 prompt tokens beside 4 rows fill tiles of
+    1024, and are not one row more."""
+    decode_rows = above(step.decode_rows)
     return (
-        above(step.prefill_tokens),
+        max(1, above(step.rows) - decode_rows) if step.prefill_tokens else 0,
         near(step.prefill_pairs),
         near(step.prefill_context),
-        above(step.decode_rows),
+        decode_rows,
         near(step.decode_context),
         step.layers,
         above(step.sampled),

@@ -62,6 +62,7 @@ class DeviceFacts:
     torch: str = ""
     commit: str = ""
     date: str = ""
+    note: str = ""
 
 
 class FitResult(NamedTuple):
@@ -99,8 +100,9 @@ def fit(
     else:
         found = problem.solve(alone, found, names, 40).constants
     origin = Provenance(
-        device.source, device.driver, device.torch, device.commit, device.date, len(samples), shape, device.dtype
-    )
+        device.source, device.driver, device.torch, device.commit, device.date, len(samples), shape, device.dtype,
+        device.note,
+    )  # fmt: skip
     residuals = tuple(log(problem.seconds(found, sample) / sample.seconds) for sample in samples)
     return FitResult(Calibration(device.name, device.total_sms, found, origin), residuals)
 
@@ -207,4 +209,7 @@ def _with(start: Parameters, names: list[str], x: Vector, low: Vector, high: Vec
 
 
 def _scaled(guess: Parameters, factor: float) -> Parameters:
-    return replace(guess, stream_bytes=guess.stream_bytes * factor, attention_bytes=guess.attention_bytes * factor)
+    """`guess` with other bandwidths of an SM, within their bounds: a slow CPU's may lie at one."""
+    names = ("stream_bytes", "attention_bytes")
+    sizes = {n: min(BOUNDS[n][1], max(BOUNDS[n][0], getattr(guess, n) * factor)) for n in names}
+    return replace(guess, **sizes)

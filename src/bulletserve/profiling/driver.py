@@ -2,7 +2,8 @@
 
 Knows nothing about schedulers. Each `Source` is one lane's work; whenever a step ends, the next one of its source is
 started, as the loop does. A run warms up, recentres the sources, measures, then drains; only steps that were started
-after the warm-up count, and only while all lanes were busy.
+after the warm-up count, and only while all lanes were busy. How much the steps of the warm-up differ says how long to
+measure: before contexts are recentred, because they grow with every step.
 
 An executor that can be observed (a GPU's) gives events on the device's own clock; of any other (a CPU's) the times in
 its `StepDone` count.
@@ -21,7 +22,15 @@ from bulletserve.core.ports import Inbox
 from bulletserve.core.snapshot import LANE_DEPTH
 from bulletserve.profiling.meter import Meter, Watch
 from bulletserve.profiling.sources import Source
-from bulletserve.profiling.traces import LaneFigures, StepTime, TooFewSteps, begins_prompt, common_window, figures
+from bulletserve.profiling.traces import (
+    LaneFigures,
+    StepTime,
+    TooFewSteps,
+    begins_prompt,
+    common_window,
+    figures,
+    window_s,
+)
 
 WARM_S = 0.3
 WAIT_S = 0.2
@@ -88,6 +97,13 @@ class _Lane:
     begun: int = 0
     tasks: list[tuple[Task, bool]] = field(default_factory=list)
 
+    def repeats_ms(self) -> list[float]:
+        """When its steps or whole prompts began, without the first half: clocks and caches were settling."""
+        tasks = [task for task, _ in self.tasks]
+        starts = [task.start for task in tasks if task.launch.rows or begins_prompt(task.launch)]
+        later = starts[len(starts) // 2 :]
+        return [later[0].elapsed_time(start) for start in later] if later else []
+
 
 class Driver:
     """Drives `executor`, whose ends of steps arrive in `inbox`. One thread."""
@@ -112,11 +128,13 @@ class Driver:
         self,
         *sources: Source,
         seconds: float = 1.0,
+        shortest_s: float | None = None,
         least: int = 3,
         warm_s: float = WARM_S,
         on_step: Callable[[Source], None] | None = None,
     ) -> Run:
-        """Run `sources` side by side, each on its lane, for `seconds` after a warm-up.
+        """Run `sources` side by side, each on its lane, for `seconds` after a warm-up; with `shortest_s` for as long
+        as their steps' spread wants (`traces.window_s`), between that and `seconds`.
 
         It goes on until every source has `least` whole decode steps or prompts. `on_step` hears of every step that
         ended, in this thread. Raises `TooFewSteps` if too few of them end, `RuntimeError` if one fails.
@@ -130,6 +148,8 @@ class Driver:
             self._fill(lanes)
             warm_until_s = self._now_s() + warm_s
             self._turn_until(lambda: self._now_s() >= warm_until_s and all(lane.tasks for lane in lanes), on_step)
+            if shortest_s is not None:
+                seconds = max(window_s(lane.repeats_ms(), shortest_s, seconds) for lane in lanes)
             self._mark(lanes, seconds, warm_s)
             with Watch(self._meter) as power:
                 until_s = self._now_s() + seconds

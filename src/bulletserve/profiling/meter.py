@@ -13,7 +13,7 @@ from importlib import import_module
 from types import TracebackType
 from typing import Any, Self
 
-LOOK_S = 0.01
+LOOK_S = 0.005
 """How often `Meter.sample` is wanted: much more often than the counter moves."""
 
 _log = logging.getLogger(__name__)

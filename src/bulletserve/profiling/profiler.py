@@ -18,10 +18,12 @@ from bulletserve.profiling.traces import TooFewSteps
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long a point is run: `seconds`, at least `steps` decode or mixed steps, or `prompts` batches of prompts."""
+    """How long a point is run: `seconds`, or with `shortest_s` only as long as the spread of its steps wants, at least
+    `steps` decode or mixed steps, or `prompts` batches of prompts."""
 
     warm_s: float = 0.2
     seconds: float = 0.5
+    shortest_s: float | None = None
     steps: int = 8
     prompts: int = 3
 
@@ -30,7 +32,7 @@ class Pace:
         return self.steps if point.kind in ("decode", "mixed") else self.prompts
 
 
-POWER_PACE = Pace(warm_s=1.0, seconds=2.0)
+POWER_PACE = Pace(warm_s=0.8, seconds=1.2)
 """For the power run: the driver's energy counter and the clock's control need time."""
 
 
@@ -59,7 +61,11 @@ class Profiler:
         """
         try:
             run = self._driver.run(
-                *self._lanes(point), seconds=pace.seconds, least=pace.least(point), warm_s=pace.warm_s
+                *self._lanes(point),
+                seconds=pace.seconds,
+                shortest_s=pace.shortest_s,
+                least=pace.least(point),
+                warm_s=pace.warm_s,
             )
         except TooFewSteps:
             raise

@@ -1,6 +1,6 @@
 """How much is measured on which kind of device: the range of loads, the number of points, how long each is run.
 
-Knows nothing about what is fitted. On a GPU the range is that of serving, and all of it takes a few minutes; on a CPU
+Knows nothing about what is fitted. On a GPU the range is that of serving, and all of it takes two minutes; on a CPU
 it shrinks with the model, so that a small one is done within a minute and every step stays below about a second.
 """
 
@@ -65,7 +65,7 @@ def gpu_scope(limits: Limits, max_model_len: int, *, quick: bool = False) -> Sco
         slack_tokens=slack,
     )
     fit, held_out = (Counts(8, 8, 4, 4), Counts(3, 3, 2, 3)) if quick else (Counts(18, 20, 12, 15), Counts(8, 8, 6, 8))
-    pace = Pace(0.15, 0.5, steps=8, prompts=3) if quick else Pace(0.25, 1.0, steps=8, prompts=3)
+    pace = Pace(0.15, 0.5, 0.3, prompts=2) if quick else Pace(0.25, 1.0, 0.5, prompts=2)
     return Scope(reach, fit, held_out, pace, GROWTH_TOKENS)
 
 

@@ -6,11 +6,17 @@ only from the time in which both were busy.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from itertools import pairwise
+from statistics import mean, median, stdev
 from typing import NamedTuple
 
 from bulletserve.core.launch import Launch
 from bulletserve.core.plan import PrefillGroup
+
+STANDARD_ERROR = 0.005
+"""A mean of repeated steps is good enough when it is known so well."""
+
+_LEAST_SEEN = 4  # repeats that say how much they differ
 
 
 class TooFewSteps(RuntimeError):
@@ -80,6 +86,19 @@ def figures(steps: Sequence[StepTime], window: tuple[float, float]) -> LaneFigur
         prompt_tokens_s=tokens_s,
         late=sum(step.late for step in inside) / len(inside),
     )
+
+
+def window_s(starts_ms: Sequence[float], shortest_s: float, longest_s: float) -> float:
+    """How long steps (or whole prompts) must be watched for a mean with `STANDARD_ERROR`, going by when a few began.
+
+    As long as may be where they are too few to tell.
+    """
+    periods_ms = [after - before for before, after in pairwise(starts_ms)]
+    if len(periods_ms) < _LEAST_SEEN:
+        return longest_s
+    usual_ms = mean(periods_ms)
+    wanted = (stdev(periods_ms) / usual_ms / STANDARD_ERROR) ** 2
+    return min(longest_s, max(shortest_s, wanted * usual_ms / 1e3))
 
 
 def begins_prompt(launch: Launch) -> bool:
