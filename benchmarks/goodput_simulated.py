@@ -144,7 +144,7 @@ def by_cell(jobs: Sequence[Job], curves: Curves) -> dict[Cell, dict[str, list[Cu
 def main() -> None:
     """Complete the runs, print the table, record the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--calibration", type=Path, default=HERE / "h200_llama8b.json")
+    parser.add_argument("--calibration", default="nvidia-h200", help="a file, or part of a shipped one's name")
     parser.add_argument("--workloads", type=Path, default=HERE.parent.parent / "shared" / "workloads")
     parser.add_argument("--only", nargs="+", choices=WORKLOADS, default=WORKLOADS)
     parser.add_argument("--policy", action="append", help="may be repeated; budgets are added by default")
@@ -161,7 +161,7 @@ def main() -> None:
     if options.base == BEST:
         arms = [*CHUNKED, *(arm for arm in arms if arm not in CHUNKED)]
     jobs = [
-        Job(str(options.calibration), str(options.workloads / f"{workload}.jsonl"), arm, seed, options.perturb)
+        Job(options.calibration, str(options.workloads / f"{workload}.jsonl"), arm, seed, options.perturb)
         for seed, workload, arm in product(range(options.seeds), options.only, arms)
     ]
     curves = all_curves(jobs, options.runs, options.jobs)

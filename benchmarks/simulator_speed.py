@@ -9,7 +9,6 @@ with `bullet`.
 
 import argparse
 import time
-from pathlib import Path
 
 from bulletserve.scheduler.policies import POLICIES
 from bulletserve.simulation import open_calibration
@@ -23,7 +22,7 @@ from record import record
 def main() -> None:
     """Run, print, record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--calibration", default=str(Path(__file__).parent / "h200_llama8b.json"))
+    parser.add_argument("--calibration", default="nvidia-h200")
     parser.add_argument("--policy", action="append")
     parser.add_argument("--rate", type=float, default=20.0)
     parser.add_argument("--minutes", type=float, default=10.0)

@@ -26,7 +26,7 @@ MEASURED = {
 @pytest.mark.skipif(not WORKLOADS.is_dir(), reason="the request lists are not here")
 @pytest.mark.parametrize("name", MEASURED)
 def test_as_many_meet_their_targets_as_with_vllm(name: str) -> None:
-    estimator = open_calibration(str(ROOT / "benchmarks" / "h200_llama8b.json"))
+    estimator = open_calibration("nvidia-h200")
     setup = Setup(estimator, limits_of(estimator), share=0.0)
     requests = read_request_list(WORKLOADS / f"{name}.jsonl")
     for rate, share in MEASURED[name].items():
