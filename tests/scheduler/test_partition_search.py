@@ -24,7 +24,7 @@ def test_the_smallest_decode_share_that_keeps_the_limit_is_found_from_anywhere(
     physics: Arithmetic, limit_s: float, in_use: int, rows: int
 ) -> None:
     outlook = Outlook(SNAPSHOT._replace(decode_rows=rows), physics)
-    batch = outlook.prefill([(500, 0)])
+    batch = outlook.batch([(500, 0)])
     found = splits_within(outlook, batch, LATTICE.splits, limit_s, in_use)
     fitting = [way for way in (split(outlook, batch, p) for p in LATTICE.splits) if way.decode_s <= limit_s]
     if not fitting:
@@ -62,7 +62,7 @@ def test_prompts_are_cut_where_the_tokens_end() -> None:
 def test_a_price_is_the_time_less_what_prefill_gained() -> None:
     physics = Arithmetic(beside=1.0, ride=0.5, row_s=0.0)
     outlook = Outlook(SNAPSHOT, physics)
-    batch = outlook.prefill([(1000, 0)])
+    batch = outlook.batch([(1000, 0)])
     assert sliced(outlook).price_s == pytest.approx(4e-3)
     # On half of the SMs decode is as fast as ever, and prefill half as fast as on all.
     way = split(outlook, batch, Partition(4, 4))

@@ -10,6 +10,7 @@ Where prompts are at risk, that slack is spent at once; where no way keeps both 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 from typing import ClassVar
 
 from bulletserve.core.errors import ConfigError
@@ -17,7 +18,7 @@ from bulletserve.core.plan import DecodeStep, MixedStep, Plan, PrefillGroup, Sta
 from bulletserve.core.snapshot import LANE_DEPTH, MAX_BATCH_TOKENS, MAX_RANGE_TOKENS, AdmittedEntry, Snapshot
 from bulletserve.scheduler.batching import admissions, make_room, next_group, prompt_ranges
 from bulletserve.scheduler.decode_pace import Pace, pace
-from bulletserve.scheduler.outlook import Outlook
+from bulletserve.scheduler.outlook import Batch, Outlook
 from bulletserve.scheduler.partition_search import balanced, cheapest, cut, mixed_within, splits_within
 from bulletserve.scheduler.policy import Forecaster
 from bulletserve.scheduler.prompt_order import PromptOrder, next_batch, tokens_left
@@ -123,7 +124,7 @@ class _Decision:
         return admissions(snapshot, tokens, self._order.waiting) if tokens else ()
 
     @cached_property
-    def _batch(self) -> Sequence[AdmittedEntry]:
+    def _to_open(self) -> Sequence[AdmittedEntry]:
         """The prompts of the batch to open."""
         return self._admitted[: next_batch(self._admitted, self._batch_tokens)]
 
@@ -132,11 +133,13 @@ class _Decision:
         return self._order.admitted
 
     @cached_property
-    def _prompts(self) -> list[tuple[int, int]]:
-        """New tokens and tokens before them, of the batch under way or to be opened."""
+    def _batch(self) -> Batch:
+        """The batch under way or to be opened."""
         if self._snapshot.prefill is not None:
-            return [(end - start, start) for start, end in self._snapshot.prefill.token_ranges]
-        return [(min(tokens_left(entry), MAX_RANGE_TOKENS), entry.computed_tokens) for entry in self._batch]
+            return self._outlook.batch([(end - start, start) for start, end in self._snapshot.prefill.token_ranges])
+        return self._outlook.batch(
+            [(min(tokens_left(entry), MAX_RANGE_TOKENS), entry.computed_tokens) for entry in self._to_open]
+        )
 
     @cached_property
     def _load(self) -> float:
@@ -144,17 +147,15 @@ class _Decision:
         progress = self._snapshot.prefill
         if progress is None:
             return self._order.load
-        limits, outlook = self._snapshot.limits, self._outlook
-        left = 1.0 - progress.next_layer / limits.num_layers
-        batch_s = outlook.seconds(outlook.prefill(self._prompts), outlook.whole)
-        return left * batch_s / max(1e-3, progress.deadline_s - self._snapshot.now_s)
+        left = 1.0 - progress.next_layer / self._snapshot.limits.num_layers
+        return left * self._batch.alone_s / max(1e-3, progress.deadline_s - self._snapshot.now_s)
 
     def _group(self, sms: int) -> PrefillGroup:
         """The next layer group, of the batch under way or of a new one. There must be one."""
         if self._snapshot.prefill is not None:
             group = next_group(self._snapshot, 0, sms)
         else:
-            group = next_group(self._snapshot, MAX_BATCH_TOKENS, sms, entries=self._batch)
+            group = next_group(self._snapshot, MAX_BATCH_TOKENS, sms, entries=self._to_open)
         assert group is not None
         return group
 
@@ -229,7 +230,7 @@ class _Decision:
         options, outlook, snapshot = self._options, self._outlook, self._snapshot
         longest_s = pace_.interval_s * (options.longest_gap if at_risk else 1.0)
         limit_s = min(max(due_s - outlook.decode_left_s, pace_.limit_s), longest_s)
-        batch = outlook.prefill(self._prompts)
+        batch = self._batch
         splits = snapshot.limits.lattice.splits if "split" in options.ways else ()
         ways = splits_within(outlook, batch, splits, limit_s, self._decode.sms)
         prompts: list[tuple[int, int]] = []
@@ -237,7 +238,8 @@ class _Decision:
             prompts = [(tokens_left(entry), entry.computed_tokens) for entry in self._admitted]
             most = MAX_BATCH_TOKENS - snapshot.decode_rows
             mixed_limit_s = min(max(due_s - outlook.both_left_s, pace_.limit_s), longest_s)
-            ways += mixed_within(outlook, prompts, snapshot.decode_rows, most, mixed_limit_s)
+            most_price_s = ways[0].price_s / (1.0 - HYSTERESIS) if ways else inf
+            ways += mixed_within(outlook, prompts, snapshot.decode_rows, most, mixed_limit_s, most_price_s)
         if ways and "sliced" not in options.ways:
             return cheapest(ways, self._discount)
         if ways:
@@ -262,8 +264,7 @@ class _Decision:
 
     def _whole_s(self, group: PrefillGroup) -> float:
         first, end = group.layer_range
-        batch_s = self._outlook.seconds(self._outlook.prefill(self._prompts), self._outlook.whole)
-        return batch_s * (end - first) / self._snapshot.limits.num_layers
+        return self._batch.alone_s * (end - first) / self._snapshot.limits.num_layers
 
     def _share_in_pause(self, group: PrefillGroup, way: Way) -> int:
         """The whole device; a share where the group would wait for a decode step to end for longer than it gains."""
