@@ -85,12 +85,13 @@ def cheapest(ways: Sequence[Way], discount: Callable[[Way], float]) -> Way:
     return min(ways, key=lambda way: way.price_s * discount(way))
 
 
-def balanced(ways: Sequence[Way], limit_s: float, need: float) -> Way:
+def balanced(ways: Sequence[Way], limit_s: float, need: float, wait_s: float = 0.0) -> Way:
     """Where no way keeps both targets: the one that leaves the worse off of the two phases with the greatest part of
-    what it needs, decode a step each `limit_s`, prefill the share `need` of the whole device's speed."""
+    what it needs, decode a step each `limit_s`, prefill the share `need` of the whole device's speed. `wait_s`: how
+    much later a step on the whole device would begin than one on a share."""
 
     def worst(way: Way) -> float:
-        interval_s = max(way.decode_s, limit_s)
+        interval_s = max(way.decode_s + (0.0 if way.kind == "split" else wait_s), limit_s)
         prefill = (1.0 - way.price_s / interval_s) / max(need, LEAST_NEED)
         return min(prefill, limit_s / interval_s)
 
