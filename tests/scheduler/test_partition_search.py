@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bulletserve.core.operators import StepShape
 from bulletserve.core.partition import Partition
+from bulletserve.estimator.estimator import Forecast
 from bulletserve.scheduler.outlook import Outlook
 from bulletserve.scheduler.partition_search import balanced, cheapest, cut, mixed_within, splits_within
 from bulletserve.scheduler.ways import Way, mixed, sliced, split
@@ -24,7 +26,7 @@ def test_the_smallest_decode_share_that_keeps_the_limit_is_found_from_anywhere(
     physics: Arithmetic, limit_s: float, in_use: int, rows: int
 ) -> None:
     outlook = Outlook(SNAPSHOT._replace(decode_rows=rows), physics)
-    batch = outlook.prefill([(500, 0)])
+    batch = outlook.batch([(500, 0)])
     found = splits_within(outlook, batch, LATTICE.splits, limit_s, in_use)
     fitting = [way for way in (split(outlook, batch, p) for p in LATTICE.splits) if way.decode_s <= limit_s]
     if not fitting:
@@ -52,6 +54,25 @@ def test_the_largest_chunk_that_keeps_the_limit_is_found(
     assert bool(found) == (least.decode_s <= limit_s or whole.decode_s <= limit_s)
 
 
+def test_no_smaller_chunk_is_asked_about_where_a_larger_one_costs_too_much() -> None:
+    asked: list[int] = []
+
+    class Counting(Arithmetic):
+        def predict(self, step: StepShape, partition: Partition, alongside: StepShape | None = None) -> Forecast:
+            if step.kind == "mixed":
+                asked.append(step.prefill_tokens)
+            return super().predict(step, partition, alongside)
+
+    # 40 decode rows cost 8 ms in a chunk of any size. 88 tokens would keep the limit, 216 are looked at first.
+    outlook = Outlook(SNAPSHOT._replace(decode_rows=40), Counting(ride=1.0))
+    (way,) = mixed_within(outlook, [(1000, 0)], 40, 8000, 0.020)
+    assert asked == [216, 88]
+    assert way.tokens == 88
+    asked.clear()
+    assert mixed_within(outlook, [(1000, 0)], 40, 8000, 0.020, most_price_s=0.007) == []
+    assert asked == [216]
+
+
 def test_prompts_are_cut_where_the_tokens_end() -> None:
     assert cut([(5, 2), (7, 0)], 0) == []
     assert cut([(5, 2), (7, 0)], 5) == [(5, 2)]
@@ -62,7 +83,7 @@ def test_prompts_are_cut_where_the_tokens_end() -> None:
 def test_a_price_is_the_time_less_what_prefill_gained() -> None:
     physics = Arithmetic(beside=1.0, ride=0.5, row_s=0.0)
     outlook = Outlook(SNAPSHOT, physics)
-    batch = outlook.prefill([(1000, 0)])
+    batch = outlook.batch([(1000, 0)])
     assert sliced(outlook).price_s == pytest.approx(4e-3)
     # On half of the SMs decode is as fast as ever, and prefill half as fast as on all.
     way = split(outlook, batch, Partition(4, 4))
@@ -86,3 +107,5 @@ def test_the_balanced_way_gives_both_phases_the_same_part_of_what_they_need() ->
     assert balanced(ways, 0.010, 0.5).partition == Partition(4, 4)
     assert balanced(ways, 0.010, 0.0).kind == "sliced"
     assert balanced(ways, 0.010, 9.0).partition == Partition(6, 2)
+    # A step on the whole device that begins so much later is no longer the fast one.
+    assert balanced(ways, 0.010, 0.0, 0.005).kind == "split"

@@ -1,8 +1,8 @@
 """The loop: events in, plans made, steps started. The same for a GPU, CPU threads and the simulator.
 
 Knows nothing about any of them. One turn: wait for anything to happen, take it in, show the policy what is, check
-what it wants, start it, tell the owners. The policy is asked again until it has nothing to add, so admitting and
-starting are two plans of one turn.
+what it wants, start it, tell the owners. The policy is asked again until it has nothing to add: admitting and starting
+are two plans of one turn, what goes beyond is for a turn that follows at once.
 """
 
 import logging
@@ -18,7 +18,9 @@ from bulletserve.scheduler.policy import NoForecasts, Policy
 from bulletserve.scheduler.state import State
 
 STATUS_PERIOD_S = 1.0
-MAX_PLANS_PER_TURN = 8
+MAX_PLANS_PER_TURN = 2
+"""To admit and to start. Whoever wants more is asked in another turn, at once: what was started and what the owners are
+to be told does not wait for it, and it sees what has happened meanwhile."""
 
 _log = logging.getLogger(__name__)
 

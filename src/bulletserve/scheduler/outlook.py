@@ -4,7 +4,8 @@ Knows nothing about what is better. Seconds from now; a lane's share is what a s
 """
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 from bulletserve.core.operators import StepShape
 from bulletserve.core.partition import Partition
@@ -13,6 +14,13 @@ from bulletserve.scheduler.policy import Forecaster
 
 Prompts = Sequence[tuple[int, int]]
 """(new tokens, tokens before them) of each prompt."""
+
+
+class Batch(NamedTuple):
+    """A prefill batch over all layers, and how long the whole device takes for it."""
+
+    shape: StepShape
+    alone_s: float
 
 
 class Outlook:
@@ -40,9 +48,10 @@ class Outlook:
         """The next decode step on the whole device."""
         return self.seconds(self.decode, self.whole)
 
-    def prefill(self, prompts: Prompts) -> StepShape:
-        """A prefill batch over all layers, of prompts that end with it."""
-        return StepShape.prefill(prompts, self._layers, len(prompts))
+    def batch(self, prompts: Prompts) -> Batch:
+        """A prefill batch of prompts that end with it."""
+        shape = StepShape.prefill(prompts, self._layers, len(prompts))
+        return Batch(shape, self.seconds(shape, self.whole))
 
     def mixed_s(self, prompts: Prompts) -> float:
         """A mixed step of these prompts and the decode rows."""
@@ -56,7 +65,7 @@ class Outlook:
     def token_s(self) -> float:
         """A prompt token in a batch that keeps the whole device busy."""
         tokens = self._snapshot.limits.batch_tokens
-        return self.seconds(self.prefill([(tokens, 0)]), self.whole) / tokens
+        return self.seconds(_one_prompt(tokens, self._layers), self.whole) / tokens
 
     @cached_property
     def prefill_left_s(self) -> float:
@@ -89,3 +98,8 @@ class Outlook:
             return self.seconds(shape, Partition(sms, sms))
         partition = Partition(sms, beside.sms) if shape.kind == "prefill" else Partition(beside.sms, sms)
         return self.seconds(shape, partition, beside.shape)
+
+
+@lru_cache(maxsize=4)
+def _one_prompt(tokens: int, layers: int) -> StepShape:
+    return StepShape.prefill([(tokens, 0)], layers, 1)

@@ -11,9 +11,8 @@ time is prefill at full speed, so of all ways that keep the answers' pace, the c
 
 from typing import Literal, NamedTuple
 
-from bulletserve.core.operators import StepShape
 from bulletserve.core.partition import Partition
-from bulletserve.scheduler.outlook import Outlook, Prompts
+from bulletserve.scheduler.outlook import Batch, Outlook, Prompts
 
 
 class Way(NamedTuple):
@@ -38,10 +37,15 @@ def sliced(outlook: Outlook) -> Way:
     return Way("sliced", Partition(0, outlook.total_sms), alone_s, alone_s)
 
 
-def split(outlook: Outlook, batch: StepShape, partition: Partition) -> Way:
+def beside_s(outlook: Outlook, batch: Batch, partition: Partition) -> float:
+    """A decode step beside a prefill batch."""
+    return outlook.seconds(outlook.decode, partition, batch.shape)
+
+
+def split(outlook: Outlook, batch: Batch, partition: Partition) -> Way:
     """Decode beside a prefill batch."""
-    decode_s = outlook.seconds(outlook.decode, partition, batch)
-    speed = outlook.seconds(batch, outlook.whole) / outlook.seconds(batch, partition, outlook.decode)
+    decode_s = beside_s(outlook, batch, partition)
+    speed = batch.alone_s / outlook.seconds(batch.shape, partition, outlook.decode)
     return Way("split", partition, decode_s, decode_s * (1.0 - speed))
 
 

@@ -10,14 +10,22 @@ Where prompts are at risk, that slack is spent at once; where no way keeps both 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 from typing import ClassVar
 
 from bulletserve.core.errors import ConfigError
 from bulletserve.core.plan import DecodeStep, MixedStep, Plan, PrefillGroup, Start
-from bulletserve.core.snapshot import LANE_DEPTH, MAX_BATCH_TOKENS, MAX_RANGE_TOKENS, AdmittedEntry, Snapshot
+from bulletserve.core.snapshot import (
+    LANE_DEPTH,
+    MAX_BATCH_TOKENS,
+    MAX_RANGE_TOKENS,
+    AdmittedEntry,
+    Snapshot,
+    StepUnderWay,
+)
 from bulletserve.scheduler.batching import admissions, make_room, next_group, prompt_ranges
 from bulletserve.scheduler.decode_pace import Pace, pace
-from bulletserve.scheduler.outlook import Outlook
+from bulletserve.scheduler.outlook import Batch, Outlook
 from bulletserve.scheduler.partition_search import balanced, cheapest, cut, mixed_within, splits_within
 from bulletserve.scheduler.policy import Forecaster
 from bulletserve.scheduler.prompt_order import PromptOrder, next_batch, tokens_left
@@ -52,7 +60,7 @@ class Bullet(QueueParts):
     ways: str = "split+sliced+mixed"
     pause: str = "yes"
     margin: float = 0.05
-    longest_gap: float = 1.5
+    longest_gap: float = 1.0
     name: ClassVar[str] = "bullet"
 
     @property
@@ -123,7 +131,7 @@ class _Decision:
         return admissions(snapshot, tokens, self._order.waiting) if tokens else ()
 
     @cached_property
-    def _batch(self) -> Sequence[AdmittedEntry]:
+    def _to_open(self) -> Sequence[AdmittedEntry]:
         """The prompts of the batch to open."""
         return self._admitted[: next_batch(self._admitted, self._batch_tokens)]
 
@@ -132,29 +140,31 @@ class _Decision:
         return self._order.admitted
 
     @cached_property
-    def _prompts(self) -> list[tuple[int, int]]:
-        """New tokens and tokens before them, of the batch under way or to be opened."""
+    def _batch(self) -> Batch:
+        """The batch under way or to be opened."""
         if self._snapshot.prefill is not None:
-            return [(end - start, start) for start, end in self._snapshot.prefill.token_ranges]
-        return [(min(tokens_left(entry), MAX_RANGE_TOKENS), entry.computed_tokens) for entry in self._batch]
+            return self._outlook.batch([(end - start, start) for start, end in self._snapshot.prefill.token_ranges])
+        return self._outlook.batch(
+            [(min(tokens_left(entry), MAX_RANGE_TOKENS), entry.computed_tokens) for entry in self._to_open]
+        )
 
     @cached_property
     def _load(self) -> float:
-        """The part of the time up to a deadline that is needed for the work before it."""
+        """The part of the time up to a deadline that is needed for the work before it. A batch that will be late
+        whatever is done for it is no reason to hurry; those behind it may be."""
         progress = self._snapshot.prefill
         if progress is None:
             return self._order.load
-        limits, outlook = self._snapshot.limits, self._outlook
-        left = 1.0 - progress.next_layer / limits.num_layers
-        batch_s = outlook.seconds(outlook.prefill(self._prompts), outlook.whole)
-        return left * batch_s / max(1e-3, progress.deadline_s - self._snapshot.now_s)
+        work_s = self._batch.alone_s * (1.0 - progress.next_layer / self._snapshot.limits.num_layers)
+        left_s = progress.deadline_s - self._snapshot.now_s
+        return work_s / left_s if work_s < left_s else self._order.load
 
     def _group(self, sms: int) -> PrefillGroup:
         """The next layer group, of the batch under way or of a new one. There must be one."""
         if self._snapshot.prefill is not None:
             group = next_group(self._snapshot, 0, sms)
         else:
-            group = next_group(self._snapshot, MAX_BATCH_TOKENS, sms, entries=self._batch)
+            group = next_group(self._snapshot, MAX_BATCH_TOKENS, sms, entries=self._to_open)
         assert group is not None
         return group
 
@@ -163,18 +173,25 @@ class _Decision:
     def _prefill_alone(self) -> Plan:
         if self._prefill.queued >= LANE_DEPTH:
             return Plan(because="prefill is a step ahead")
+        if any(step.shape.sampled for step in self._groups):
+            return Plan(because="newcomers are about to decode")
         return Plan(starts=(self._group(self._total),), because="no answer is running: prefill has the device")
 
     def _decode_alone(self) -> Plan:
         """No prompt is left to start. Those that are being finished join sooner if no step is queued ahead of them."""
         if self._decode.queued >= LANE_DEPTH:
             return Plan(because="decode is a step ahead")
-        if not self._prefill.steps or self._decode.mixed:
+        if not self._groups:
             return Plan(starts=(DecodeStep("all", self._total),), because="no prompt waits: decode has the device")
-        share = self._prefill.steps[0].sms
+        share = self._groups[0].sms
         if share == self._total or self._decode.queued:
             return Plan(because="newcomers are about to join")
         return Plan(starts=(DecodeStep("all", self._beside(share)),), because="beside the end of a batch")
+
+    @cached_property
+    def _groups(self) -> Sequence[StepUnderWay]:
+        """What the prefill lane has of its own. A decode step on the whole device would wait for all of it."""
+        return [step for step in self._prefill.steps if step.shape.kind == "prefill"]
 
     def _beside(self, prefill_sms: int) -> int:
         """Decode's share where prefill has another."""
@@ -218,34 +235,36 @@ class _Decision:
     def _decode_beside(self, because: str) -> Plan:
         """Decode beside what the prefill lane has; a step that has the whole device is waited for. While prompts are
         being finished no step is queued ahead: they would have to wait for it too."""
-        steps = self._prefill.steps
-        ahead = 1 if any(step.shape.sampled for step in steps) else LANE_DEPTH
-        if self._decode.queued >= ahead or any(step.sms == self._total for step in steps):
+        groups = self._groups
+        ahead = 1 if any(step.shape.sampled for step in groups) else LANE_DEPTH
+        if not groups or self._decode.queued >= ahead or any(step.sms == self._total for step in groups):
             return Plan(because=because)
-        return Plan(starts=(DecodeStep("all", self._beside(self._prefill.steps[-1].sms)),), because=because)
+        return Plan(starts=(DecodeStep("all", self._beside(groups[-1].sms)),), because=because)
 
     def _way(self, pace_: Pace, due_s: float, *, at_risk: bool) -> Way:
-        """The cheapest way to run the next decode step that keeps the pace, else the balanced one."""
+        """The cheapest way to run the next decode step that keeps the pace, else the balanced one. A step on the whole
+        device waits for what the prefill lane has, longer than one on a share would: that counts as a part of it."""
         options, outlook, snapshot = self._options, self._outlook, self._snapshot
         longest_s = pace_.interval_s * (options.longest_gap if at_risk else 1.0)
         limit_s = min(max(due_s - outlook.decode_left_s, pace_.limit_s), longest_s)
-        batch = outlook.prefill(self._prompts)
+        wait_s = outlook.both_left_s - outlook.decode_left_s
+        batch = self._batch
         splits = snapshot.limits.lattice.splits if "split" in options.ways else ()
         ways = splits_within(outlook, batch, splits, limit_s, self._decode.sms)
         prompts: list[tuple[int, int]] = []
         if self._may_open_batch and self._decode.queued < LANE_DEPTH and "mixed" in options.ways:
             prompts = [(tokens_left(entry), entry.computed_tokens) for entry in self._admitted]
             most = MAX_BATCH_TOKENS - snapshot.decode_rows
-            mixed_limit_s = min(max(due_s - outlook.both_left_s, pace_.limit_s), longest_s)
-            ways += mixed_within(outlook, prompts, snapshot.decode_rows, most, mixed_limit_s)
-        if ways and "sliced" not in options.ways:
-            return cheapest(ways, self._discount)
+            most_price_s = ways[0].price_s / (1.0 - HYSTERESIS) if ways else inf
+            ways += mixed_within(outlook, prompts, snapshot.decode_rows, most, limit_s - wait_s, most_price_s)
         if ways:
-            return cheapest([*ways, sliced(outlook)], self._discount)
+            if "sliced" in options.ways and outlook.decode_alone_s + wait_s <= limit_s:
+                ways.append(sliced(outlook))
+            return cheapest(ways, self._discount)
         ways = [*(split(outlook, batch, partition) for partition in splits), sliced(outlook)]
         if prompts:
             ways.append(mixed(outlook, cut(prompts, self._batch_tokens)))
-        return balanced(ways, limit_s, NEED_MARGIN * self._load)
+        return balanced(ways, limit_s, NEED_MARGIN * self._load, wait_s)
 
     def _discount(self, way: Way) -> float:
         """What is being done already counts as a little cheaper."""
@@ -262,8 +281,7 @@ class _Decision:
 
     def _whole_s(self, group: PrefillGroup) -> float:
         first, end = group.layer_range
-        batch_s = self._outlook.seconds(self._outlook.prefill(self._prompts), self._outlook.whole)
-        return batch_s * (end - first) / self._snapshot.limits.num_layers
+        return self._batch.alone_s * (end - first) / self._snapshot.limits.num_layers
 
     def _share_in_pause(self, group: PrefillGroup, way: Way) -> int:
         """The whole device; a share where the group would wait for a decode step to end for longer than it gains."""
