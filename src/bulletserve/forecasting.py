@@ -72,8 +72,6 @@ def _measured_now(engine: "Engine", otherwise: Found) -> Found:
         plan = make_plan(engine, "cpu", brief=True, seed=engine.config.seed)
         measured = measure(plan, until_s=began_s + FIRST_START_S)
         calibration = fit_measured(measured)
-        measured.save(samples_path(path))
-        calibration.save(path)
     except (BulletError, ValueError, OSError) as error:
         if otherwise.calibration is not None:
             _log.warning("this CPU could not be measured in passing (%s): bullet calibrate does it thoroughly", error)
@@ -82,4 +80,10 @@ def _measured_now(engine: "Engine", otherwise: Found) -> Found:
         why = f"the numbers of an ordinary CPU, as this one could not be measured in passing ({error}): run {fix}"
         return Found(ordinary_cpu(device_name("cpu"), lattice.total_sms), why)
     took_s = time.monotonic() - began_s
+    try:
+        measured.save(samples_path(path))
+        calibration.save(path)
+    except (BulletError, OSError) as error:
+        _log.warning("the forecasts of this CPU cannot be kept, so the next start measures it again: %s", error)
+        return Found(calibration, f"measured just now, in {took_s:.0f} s", own=True)
     return Found(calibration, f"measured just now, once, in {took_s:.0f} s ({path})", own=True)

@@ -97,6 +97,8 @@ def simulate_arm(
     answers = run.collector.answers
     chosen = [answers[number] for number in counted(len(workload.requests))]
     lanes, took_s = run.state.lanes, run.executor.now_s()
+    if not took_s:
+        raise ConfigError(f"{workload.name}: no request of it fits into the cache")
     return ArmAtRate(
         policy=policy,
         rate=rate,

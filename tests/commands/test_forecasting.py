@@ -143,6 +143,15 @@ def test_a_cpu_that_cannot_be_measured_in_passing_goes_by_another_models_calibra
     assert "could not be measured in passing" in caplog.text and "with another model" in cpu_engine.info.notes[-1]
 
 
+def test_a_measurement_that_cannot_be_kept_is_used_all_the_same(
+    cpu_engine: Engine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    loop = cpu_engine.loop(Nowhere(), Foresighted())  # type: ignore[arg-type]
+    assert loop.state.estimator is not None and loop.state.estimator.calibration.provenance.source == "measured"
+    assert "cannot be kept" in caplog.text and "ordinary" not in caplog.text
+
+
 def test_a_cpu_that_cannot_be_measured_at_all_goes_by_an_ordinary_one(
     cpu_engine: Engine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

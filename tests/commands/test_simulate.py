@@ -166,3 +166,11 @@ def test_a_calibration_without_a_model_or_samples_is_named(
     sheet.save(tmp_path / "sheet.json")
     assert bullet("simulate", "--calibration", tmp_path / "sheet.json", *words) == 1
     assert "does not say of which model" in capsys.readouterr().err
+
+
+def test_a_workload_of_which_nothing_fits_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "huge.jsonl"
+    path.write_text('{"arrival": 0, "prompt_tokens": 5000000, "output_tokens": 1}\n')
+    words = ["simulate", "--calibration", "nvidia-h200", "--workload", str(path), "--rate", "5"]
+    assert cli.main([*words, "--policy", "time_sliced"]) != 0
+    assert "no request of it fits" in capsys.readouterr().err

@@ -114,3 +114,7 @@ def test_a_wrong_slo_is_told_by_name(served: Served, slo: object, words: str) ->
     error = error_of(served.post(slo=slo), 400)
     assert error["param"] == "slo"
     assert words in error["message"]
+
+
+def test_the_smallest_number_is_a_target_that_nothing_meets() -> None:
+    assert 0 < request_slo(body(tpot_ms=5e-324), CLASSES).tpot_s <= 1e-9

@@ -149,11 +149,13 @@ def _check(options: argparse.Namespace, policies: list[str]) -> None:
         raise ConfigError("--record is of one policy at one --rate")
     if options.requests is not None and options.requests < 1:
         raise ConfigError("--requests must be at least 1")
-    if options.tier and (options.ttft_slo_ms or options.tpot_slo_ms):
+    if options.tier and not (options.ttft_slo_ms is None and options.tpot_slo_ms is None):
         raise ConfigError("--tier names targets: leave --ttft-slo-ms and --tpot-slo-ms out")
     for flag, path in (("--json", options.json), ("--record", options.record)):
         if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
             raise ConfigError(f"{flag} {path}: name a file in a folder that can be written to")
+    if options.record is not None and options.record == options.json:
+        raise ConfigError("--record and --json name the same file")
     if options.report is not None:
         if options.report.exists() and not options.report.is_dir():
             raise ConfigError(f"--report {options.report}: that is a file, name a folder")
@@ -162,7 +164,7 @@ def _check(options: argparse.Namespace, policies: list[str]) -> None:
 
 
 def _targets(options: argparse.Namespace, workload: Workload) -> Slo:
-    if options.ttft_slo_ms or options.tpot_slo_ms:
+    if options.ttft_slo_ms is not None or options.tpot_slo_ms is not None:
         return EngineConfig(ttft_slo_ms=options.ttft_slo_ms, tpot_slo_ms=options.tpot_slo_ms).slo  # checks them
     wanted = options.tier or "loose"
     return next(tier for tier in tiers_of(workload.name) if tier.name == wanted)
@@ -257,6 +259,6 @@ def _rates(text: str) -> tuple[float, ...]:
         rates = tuple(float(word) for word in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no list of rates such as 8,10,12") from None
-    if not all(0 < rate < 1e6 for rate in rates):
-        raise argparse.ArgumentTypeError("a rate is a number of requests a second above 0")
+    if not all(0.001 <= rate < 1e6 for rate in rates):
+        raise argparse.ArgumentTypeError("a rate is a number of requests a second, from 0.001 on")
     return rates

@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from bulletserve.core.errors import BulletError, EngineDied, Overloaded, RequestError
 
+LONGEST_RETRY_S = 3600.0
 _LINGER_S = 1.0
 _LONGEST_MESSAGE = 1000
 
@@ -53,7 +54,7 @@ def error_response(error: Exception) -> Response:
     """The whole answer for an error."""
     headers = {}
     if isinstance(error, Overloaded):
-        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+        headers["retry-after"] = str(math.ceil(min(max(1.0, error.retry_after_s), LONGEST_RETRY_S)))
     elif status_of(error) == 503:
         headers["retry-after"] = "1"
     elif status_of(error) == 401:

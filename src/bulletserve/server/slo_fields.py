@@ -81,6 +81,10 @@ def _with_numbers(base: Slo, body: SloBody, name: str) -> Slo:
 
 
 def _two_digits(value: float) -> float:
-    """At most so much, with two leading digits: requests whose targets are nearly equal are one class to the engine."""
+    """At most so much, with two leading digits: requests whose targets are nearly equal are one class to the engine.
+
+    Times below a nanosecond are one, too: nothing meets them.
+    """
+    value = max(value, 1e-6)
     unit = 10.0 ** (floor(log10(value)) - 1)
     return floor(value / unit * (1.0 + 1e-12)) * unit
