@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bulletserve.telemetry.goodput import BUDGETS, Curve, Estimate, estimate, geometric_mean, ratio
+from bulletserve.telemetry.metric_keys import key_part
 
 CHUNKED = tuple(f"chunked_prefill:budget={budget}" for budget in BUDGETS)
 BEST = "chunked_prefill (best budget)"
@@ -51,7 +52,7 @@ def report(found: Found, options: Options) -> dict[str, float]:
             below += _against_the_best(cell, options.ours, arms, values[cell], metrics)
     print(f"\ngeometric mean of the ratios to {options.base}, each capped at 3:")
     for arm, listed in ratios.items():
-        metrics[f"mean_ratio_{plain(arm)}_x"] = geometric_mean(listed)
+        metrics[f"mean_ratio_{key_part(arm)}_x"] = geometric_mean(listed)
         print(f"  {arm:48} {geometric_mean(listed):.3f} over {len(listed)} cells")
     if options.ours:
         print(f"cells in which {options.ours} is below the best other arm by more than the interval: {below or 'none'}")
@@ -90,13 +91,13 @@ def _against_the_best(
     against = ratio(arms[ours], arms[best])
     if against is None:
         return []
-    metrics[f"against_best_{plain(cell[0])}_{cell[1]}_{plain(ours)}_x"] = against.value
+    metrics[f"against_best_{key_part(cell[0])}_{cell[1]}_{key_part(ours)}_x"] = against.value
     print(f"  {ours} against the best other arm, {best}: {against.describe()} x")
     return [f"{cell[0]} {cell[1]}"] if against.high < 1 else []
 
 
 def _figures(cell: Cell, arm: str, value: Estimate, against: Estimate | None) -> dict[str, float]:
-    key = f"{plain(cell[0])}_{cell[1]}_{plain(arm)}"
+    key = f"{key_part(cell[0])}_{cell[1]}_{key_part(arm)}"
     found = {
         f"goodput_{key}_req_s": value.value,
         f"goodput_{key}_low_req_s": value.low,
@@ -109,8 +110,3 @@ def _figures(cell: Cell, arm: str, value: Estimate, against: Estimate | None) ->
             f"ratio_{key}_high_x": against.high,
         }
     return found
-
-
-def plain(text: str) -> str:
-    """Letters and digits, the rest underscores."""
-    return "".join(letter if letter.isalnum() else "_" for letter in text)

@@ -15,6 +15,7 @@ from bulletserve.simulation import open_calibration
 from bulletserve.simulator.engine import limits_of
 from bulletserve.simulator.experiment import Setup, run_arm
 from bulletserve.telemetry.goodput import TIERS, met
+from bulletserve.telemetry.metric_keys import key_part
 from bulletserve.workload.recipe import synthetic
 from record import record
 
@@ -38,7 +39,7 @@ def main() -> None:
         attained = float(met(list(run.collector.answers.values()), TIERS[0]).mean())
         turns, virtual_s = run.loop.turns, run.executor.now_s()
         print(f"{policy:40} {took_s:6.1f} s for {virtual_s:.0f} s, {turns} turns, {attained:.1%} met loose targets")
-        name = "".join(letter if letter.isalnum() else "_" for letter in policy)
+        name = key_part(policy)
         metrics |= {f"{name}_cpu_s": took_s, f"{name}_virtual_s": virtual_s, f"{name}_turn_us": took_s / turns * 1e6}
     print("wrote", record("simulator_speed", metrics))
 

@@ -5,7 +5,7 @@ Knows nothing about how requests were sent. Every figure is defined in `telemetr
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from math import isinf
 
 from rich.table import Table
@@ -16,6 +16,7 @@ from bulletserve.core.errors import ConfigError
 from bulletserve.core.slo import Slo
 from bulletserve.telemetry.goodput import Estimate, counted, estimate, met, scored
 from bulletserve.telemetry.latency import Summary, requests_per_s, summarise
+from bulletserve.telemetry.metric_keys import key_part, run_metrics
 
 
 @dataclass(frozen=True)
@@ -158,31 +159,22 @@ def metrics(workload: str, results: Sequence[RateResult], goodput: Estimate | st
     """Flat figures; keys end in their unit."""
     found: dict[str, float] = {}
     for one in results:
-        key = f"{plain(workload)}_at_{plain(f'{one.run.rate:g}')}"
-        found[f"{key}_met_x"] = one.attainment
-        for figure, value in asdict(one.summary).items():
-            if figure.endswith("_s") and figure != "tokens_per_s":
-                found[f"{key}_{figure.removesuffix('_s')}_ms"] = value * 1e3
-        found[f"{key}_tok_s"] = one.summary.tokens_per_s
+        key = f"{key_part(workload)}_at_{key_part(f'{one.run.rate:g}')}"
+        found |= run_metrics(key, one.attainment, one.summary)
         found[f"{key}_req_s"] = one.requests_per_s
         found[f"{key}_whole_answers_n"] = one.kinds["ok"]
         for kind, count in one.kinds.items():
             if kind != "ok":
-                found[f"{key}_{plain(kind)}_n"] = count
+                found[f"{key}_{key_part(kind)}_n"] = count
         lag = one.run.lag
         found[f"{key}_sent_req_s"] = lag.sent_rate
         found[f"{key}_processor_share_x"] = lag.processor_share
         for name in ("late_p50", "late_p99", "late_max", "loop_p50", "loop_p99", "loop_max"):
             found[f"{key}_client_{name}_ms"] = getattr(lag, f"{name}_s") * 1e3
     if isinstance(goodput, Estimate):
-        key = f"goodput_{plain(workload)}"
+        key = f"goodput_{key_part(workload)}"
         found |= {f"{key}_req_s": goodput.value, f"{key}_low_req_s": goodput.low, f"{key}_high_req_s": goodput.high}
     return found
-
-
-def plain(text: str) -> str:
-    """A text as a part of a metric's key."""
-    return "".join(letter if letter.isalnum() else "_" for letter in text)
 
 
 def _ms(*seconds: float) -> str:

@@ -21,6 +21,7 @@ from bulletserve.simulation import ArmAtRate, Found, find_goodput, make_truth, o
 from bulletserve.simulator.engine import CACHE_TOKENS, MAX_SEQS, limits_of
 from bulletserve.simulator.experiment import Setup
 from bulletserve.telemetry.goodput import ratio, tiers_of
+from bulletserve.telemetry.metric_keys import key_part, run_metrics
 from bulletserve.telemetry.timeline import write_perfetto
 from bulletserve.workload.named import BUILT_IN, Workload, open_workload
 
@@ -214,25 +215,17 @@ def _words(slo: Slo) -> str:
 def _metrics(workload: Workload, runs: list[ArmAtRate], found: dict[str, Found]) -> dict[str, float]:
     metrics: dict[str, float] = {}
     for one in runs:
-        key = f"{_plain(workload.name)}_{_plain(one.policy)}_at_{_plain(f'{one.rate:g}')}"
-        metrics[f"{key}_met_x"] = one.attainment
-        for figure, value in asdict(one.summary).items():
-            if figure.endswith("_s") and figure != "tokens_per_s":
-                metrics[f"{key}_{figure.removesuffix('_s')}_ms"] = value * 1e3
-        metrics[f"{key}_tok_s"] = one.summary.tokens_per_s
+        key = f"{key_part(workload.name)}_{key_part(one.policy)}_at_{key_part(f'{one.rate:g}')}"
+        metrics |= run_metrics(key, one.attainment, one.summary)
         metrics[f"{key}_both_lanes_x"] = one.both_lanes_share
     for policy, what in found.items():
-        key = f"goodput_{_plain(workload.name)}_{_plain(policy)}"
+        key = f"goodput_{key_part(workload.name)}_{key_part(policy)}"
         goodput = what.goodput
         metrics |= {f"{key}_req_s": goodput.value, f"{key}_low_req_s": goodput.low, f"{key}_high_req_s": goodput.high}
         metrics |= {
-            f"{key}_met_at_{_plain(f'{rate:.4g}')}_x": float(flags.mean()) for rate, flags in what.curve.items()
+            f"{key}_met_at_{key_part(f'{rate:.4g}')}_x": float(flags.mean()) for rate, flags in what.curve.items()
         }
     return metrics
-
-
-def _plain(text: str) -> str:
-    return "".join(letter if letter.isalnum() else "_" for letter in text)
 
 
 def _draw(

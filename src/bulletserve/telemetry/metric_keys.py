@@ -1,0 +1,21 @@
+"""How the figures of a run are called in a result: flat keys that end in their unit.
+
+Knows nothing about who ran what: names go in as texts. `results` writes the document.
+"""
+
+from dataclasses import asdict
+
+from bulletserve.telemetry.latency import Summary
+
+
+def key_part(text: str) -> str:
+    """A text as a part of a key."""
+    return "".join(letter if letter.isalnum() else "_" for letter in text)
+
+
+def run_metrics(key: str, attainment: float, summary: Summary) -> dict[str, float]:
+    """The figures of one run at one rate: `attainment`, latencies in milliseconds, output tokens a second."""
+    latencies = {name: value for name, value in asdict(summary).items() if name.endswith("_s")}
+    tokens_per_s = latencies.pop("tokens_per_s")
+    found = {f"{key}_{name.removesuffix('_s')}_ms": seconds * 1e3 for name, seconds in latencies.items()}
+    return {f"{key}_met_x": attainment, **found, f"{key}_tok_s": tokens_per_s}
