@@ -25,7 +25,7 @@ from bulletserve.scheduler.state import State
 from bulletserve.telemetry.collector import Collector
 from bulletserve.workload.request_list import RequestLengths, read_request_list
 
-WORKLOADS = tuple(Path(".gpu/workloads") / f"{name}.jsonl" for name in ("azure-code", "azure-conv", "arxiv-sum"))
+WORKLOADS = tuple(Path("../shared/workloads") / f"{name}.jsonl" for name in ("azure-code", "azure-conv", "arxiv-sum"))
 POLICIES = ("chunked_prefill:budget=8192", "chunked_prefill:budget=2048", "static_split", "time_sliced")
 LEAST_RUN_S = 25.0
 """With less time left no run is begun, nor with less than 1.5 times what the workload took before."""
