@@ -29,7 +29,8 @@ from bulletserve.workload.named import Workload
 
 @dataclass(frozen=True)
 class ArmAtRate:
-    """One policy at one rate. `scored`: the answers that count; `spans`: every step."""
+    """One policy at one rate. `scored`: the answers that count; `spans`: every step; `record_broke`: why the record of
+    it is not whole ("": it is, or none was wanted)."""
 
     policy: str
     rate: float
@@ -39,6 +40,7 @@ class ArmAtRate:
     both_lanes_share: float
     preemptions: int
     spans: Sequence[StepSpan]
+    record_broke: str = ""
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,7 @@ def simulate_arm(
         both_lanes_share=lanes.both_busy_s / took_s,
         preemptions=run.state.preemptions,
         spans=timeline.spans,
+        record_broke="" if recorder is None else recorder.stopped,
     )
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 from bulletserve import calibration_run, cli
 from bulletserve.cache_files import write_whole
 from bulletserve.calibrations import default_path, find_calibration, samples_path
-from bulletserve.commands import calibrate
+from bulletserve.commands import calibrate, outputs
 from bulletserve.core.config import EngineConfig
 from bulletserve.core.partition import Lattice, Partition
 from bulletserve.core.samples import Sample
@@ -158,7 +158,7 @@ def test_on_a_gpu_the_engine_has_room_for_a_full_batch_and_prompts(
 def test_without_matplotlib_a_report_is_refused_at_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(calibrate, "find_spec", lambda name: None)
+    monkeypatch.setattr(outputs, "find_spec", lambda name: None)
     assert cli.main(["calibrate", "--report", "somewhere"]) == 1
     assert "pip install matplotlib" in capsys.readouterr().err
 

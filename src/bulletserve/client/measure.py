@@ -44,9 +44,13 @@ class Wanted:
 
 
 class RequestLines:
-    """A file of one JSON line a request, written as it ends. A disk that is full ends the file, not the run."""
+    """A file of one JSON line a request, written as it ends. A disk that is full ends the file, not the run.
+
+    `broke`: why the file is not whole, "" while it is.
+    """
 
     def __init__(self, path: Path | None) -> None:
+        self.broke = ""
         try:
             self._file = None if path is None else path.open("wb", buffering=0)
         except OSError as error:
@@ -70,6 +74,7 @@ class RequestLines:
         except OSError as error:
             whole, reason = False, error.strerror or str(error)
         if not whole:
+            self.broke = reason
             print(f"bullet: --jsonl: {reason}; no more is written there", file=sys.stderr)
             self._file.close()
             self._file = None

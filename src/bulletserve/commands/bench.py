@@ -61,7 +61,10 @@ def run(options: argparse.Namespace) -> int:
     for remark in remarks(results, options.max_lag_ms / 1e3):
         console.print(remark, markup=False, soft_wrap=True)
     _write(console, options, title, url, dialect, slo, asked, results, goodput)
-    return _status(results, len(rates), options.max_lag_ms / 1e3)
+    status = _status(results, len(rates), options.max_lag_ms / 1e3)
+    if lines.broke and not status:
+        raise ConfigError(f"--jsonl {options.jsonl} broke off: {lines.broke}. The figures are whole")
+    return status
 
 
 def _status(results: list[RateResult], rates: int, bound_s: float) -> int:
