@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from bulletserve.core.errors import BulletError, RecordError
+from bulletserve.core.errors import BulletError, PolicyError, RecordError
 from bulletserve.core.events import Event, Output, Status
 from bulletserve.core.launch import Launch
 from bulletserve.core.plan import Plan
@@ -102,14 +102,15 @@ class Replay:
         return self._judge.decisions
 
     def differences(self, turns: Iterable[Turn]) -> Iterator[Difference]:
-        """Those of each turn. Raises `RecordError` for a turn that cannot have followed those before it."""
+        """Those of each turn. Raises `RecordError` for a turn that cannot have followed those before it, `PolicyError`
+        where the policy fails."""
         for turn in turns:
             self._world.time_s = turn.now_s
             try:
                 self._again(turn)
             except (BulletError, LookupError, ValueError, AssertionError) as error:
                 yield from self._judge.found
-                if isinstance(error, RecordError):
+                if isinstance(error, RecordError) or type(error) is PolicyError:
                     raise
                 why = f"{type(error).__name__}: {error}"
                 raise RecordError(
