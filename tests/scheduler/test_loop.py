@@ -132,7 +132,7 @@ def test_what_a_policy_leaves_lying_is_answered_and_the_engine_goes_on(
 
 
 def test_who_comes_after_a_standstill_has_as_long_as_others() -> None:
-    requests = (Request(0, range(10), 3, 0.0), Request(1, range(10), 3, 30.2))
+    requests = tuple(Request(number, range(10), 3, at_s) for number, at_s in enumerate((0.0, 30.2, 100.0)))
     ends = World(Case(requests), Lazy(50.0)).drain().answers.finished
     assert (ends[0].reason, ends[1].reason) == (FinishReason.ERROR, FinishReason.LENGTH)
 
