@@ -132,6 +132,8 @@ def test_a_recorded_simulation_is_replayed(
         (["--rate", "5", "--tier", "tight", "--tpot-slo-ms", "5"], "leave --ttft-slo-ms"),
         (["--rate", "5", "--tpot-slo-ms", "-5"], "must be a number of milliseconds"),
         (["--rate", "5", "--perturb", "2"], "share from 0 to 1"),
+        (["--rate", "5", "--cache-tokens", "99999999999999"], "at most 268435456 tokens"),
+        (["--rate", "5", "--max-num-seqs", "99999999999999"], "4096 seats"),
         (["--rate", "5", "--json", "/nowhere/x.json"], "folder that can be written"),
         (["--rate", "5", "--workload", "none"], "no workload 'none'"),
         (["--rate", "5", "--calibration", "none"], "shipped are"),

@@ -4,7 +4,6 @@ Knows nothing about what is done with them.
 """
 
 import argparse
-import json
 import os
 from math import isfinite
 from pathlib import Path
@@ -15,6 +14,7 @@ from bulletserve.commands.numbers import number, rates_or_inf
 from bulletserve.commands.outputs import check_outputs
 from bulletserve.core.config import EngineConfig
 from bulletserve.core.errors import ConfigError
+from bulletserve.core.json_text import parse_json
 from bulletserve.core.slo import Slo
 from bulletserve.telemetry.client_lag import BOUND_S
 from bulletserve.telemetry.goodput import tiers_of
@@ -134,7 +134,7 @@ def _id_range(text: str) -> tuple[int, int]:
 
 def _object(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        found = parse_json(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
     if not isinstance(found, dict) or any(isinstance(v, float) and not isfinite(v) for v in found.values()):
