@@ -176,3 +176,19 @@ def test_a_workload_of_which_nothing_fits_is_said(tmp_path: Path, capsys: pytest
     words = ["simulate", "--calibration", "nvidia-h200", "--workload", str(path), "--rate", "5"]
     assert cli.main([*words, "--policy", "time_sliced"]) != 0
     assert "no request of it fits" in capsys.readouterr().err
+
+
+def test_targets_that_nothing_can_meet_are_said_at_once(
+    calibration: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(*_: object) -> None:
+        raise AssertionError("it takes minutes")
+
+    monkeypatch.setattr("bulletserve.simulation.scored_answers", run)
+    words = ["simulate", "--calibration", calibration, "--workload", "long-context", "--goodput", *ARMS]
+    assert bullet(*words, "--tpot-slo-ms", "0.01", "--json", tmp_path / "out.json") == 0
+    shown = capsys.readouterr().out
+    assert shown.count("has no goodput: even alone on the device at most 0% of") == 2
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["metrics"]["goodput_long_context_static_split_decode_fraction_0_25_req_s"] == 0
+    assert len(found["without_goodput"]) == 2

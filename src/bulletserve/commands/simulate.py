@@ -124,6 +124,9 @@ def run(options: argparse.Namespace) -> int:
         console.print(_table(policy, [one for one in runs if one.policy == policy]))
     if found:
         console.print(_goodput_table(found, slo, note))
+    without = [f"{policy} has no goodput: {one.why_none}" for policy, one in found.items() if one.why_none]
+    for line in without:
+        console.print(line, markup=False, soft_wrap=True)
     if options.json is not None:
         hardware: dict[str, str | int] = {"simulated": estimator.calibration.device, "sms": limits.lattice.total_sms}
         more = {
@@ -131,6 +134,7 @@ def run(options: argparse.Namespace) -> int:
             "calibration": estimator.calibration.hash,
             "workload": workload.origin,
             "targets": asdict(slo),
+            "without_goodput": without,
         }
         write_result(options.json, f"simulate_{workload.name}", _metrics(workload, runs, found), hardware, **more)
     if options.report is not None:
@@ -197,7 +201,7 @@ def _goodput_table(found: dict[str, Found], slo: Slo, note: str) -> Table:
     table.add_column("req/s [95 %]", justify="right", no_wrap=True)
     table.add_column("ratio [95 %]", justify="right", no_wrap=True)
     for policy, one in found.items():
-        against = ratio([one.curve], [found[first].curve])
+        against = ratio([one.curve], [found[first].curve]) if one.curve and found[first].curve else None
         table.add_row(policy, one.goodput.describe(), "-" if against is None or policy == first else against.describe())
     return table
 
