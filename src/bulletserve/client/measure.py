@@ -20,7 +20,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bulletserve.client import replay as replaying
 from bulletserve.client.dialect import Dialect
-from bulletserve.client.outcome import Outcome
+from bulletserve.client.outcome import BROKEN, Outcome
 from bulletserve.client.prompts import TimedPrompt
 from bulletserve.client.report import RateResult, judge
 from bulletserve.client.server import Server
@@ -89,6 +89,8 @@ def measure(
 ) -> Dialect:
     """Run the prompts, due one a second in the mean, at every rate, and add to `results`; the dialect that was spoken.
 
+    A server that is gone is asked nothing more.
+
     `prompts_of(run)`: the prompts of run 1, 2, ...; of run 0 the first tries the server out. Raises `ServerRefuses`.
     uvloop, where there is one, saves about an eighth of the processor time per token (benchmarks/bench_client.py).
     """
@@ -122,8 +124,10 @@ async def _measure(
             at_rate = [replace(one, due_s=one.due_s / rate) for one in prompts]
             with _bar() as bar:
                 run = await replaying.replay(server, dialect, at_rate, rate, stop, on_end, _mover(bar, rate))
-            results.append(judge(run, wanted.slo, len(prompts)))
-            if stop.is_set():
+            broken = any(outcome.kind in BROKEN for outcome in run.outcomes)
+            gone = broken and not stop.is_set() and not await server.is_there()
+            results.append(judge(run, wanted.slo, len(prompts), server_gone=gone))
+            if gone or stop.is_set():
                 break
     return dialect
 
