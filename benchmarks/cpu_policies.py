@@ -13,10 +13,15 @@ import random
 from pathlib import Path
 from statistics import median
 
-from bulletserve.commands.compare import timed_prompts
-from bulletserve.comparison import FIGURES, TimedPrompt, compare, medians, paired_ratios, run_arm, same_answers
+from bulletserve.commands.compare_requests import timed_prompts
+from bulletserve.comparison.arm_run import TimedPrompt, run_arm
+from bulletserve.comparison.campaign import Found, at_rates
+from bulletserve.comparison.measured import Measured
+from bulletserve.comparison.measuring import Measuring, Requests
+from bulletserve.comparison.outcome import FIGURES, medians, paired_ratios, same_answers
 from bulletserve.compose import Engine, build_engine
 from bulletserve.core.config import EngineConfig
+from bulletserve.core.slo import Slo
 from record import record
 
 POLICIES = ("time_sliced", "chunked_prefill", "static_split")
@@ -37,17 +42,22 @@ def newcomer_gap(engine: Engine, policy: str, seed: int) -> tuple[float, float, 
 
     streams = [TimedPrompt(0.0, prompt(32), STREAM_TOKENS) for _ in range(STREAMS)]
     run = run_arm(engine, policy, [*streams, TimedPrompt(NEWCOMER_ARRIVES_S, prompt(NEWCOMER_TOKENS), 2)])
-    arrival_s, first_s = run.start_s + NEWCOMER_ARRIVES_S, run.token_times_s[STREAMS][0]
+    arrival_s, first_s = run.start_s + NEWCOMER_ARRIVES_S, run.answers[STREAMS].token_times_s[0]
     before: list[float] = []
     beside: list[float] = []
-    for times_s in run.token_times_s[:STREAMS]:
+    streams_s = [answer.token_times_s for answer in run.answers[:STREAMS]]
+    for times_s in streams_s:
         for a, b in itertools.pairwise(times_s):
             if b < arrival_s and a > run.start_s + 0.3:
                 before.append(b - a)
             elif b >= arrival_s and a <= first_s:
                 beside.append(b - a)
-    assert before and beside and max(t[-1] for t in run.token_times_s[:STREAMS]) > first_s, "the streams were too short"
+    assert before and beside and max(t[-1] for t in streams_s) > first_s, "the streams were too short"
     return median(before), max(beside), first_s - arrival_s
+
+
+def _in_order(found: Found, policy: str) -> list[Measured]:
+    return sorted(found.runs[policy], key=lambda one: one.round)
 
 
 def main() -> None:
@@ -58,18 +68,22 @@ def main() -> None:
     options = parser.parse_args()
     engine = build_engine(EngineConfig(dtype=options.dtype))
     metrics: dict[str, float] = {}
-    results = compare(engine, POLICIES, timed_prompts(PROMPTS, engine), options.rounds)
-    for arm, policy in enumerate(POLICIES):
-        figures, ratios = medians(results, arm), paired_ratios(results, arm)
+    chats = timed_prompts(PROMPTS, engine)
+    measuring = Measuring(engine, Requests(PROMPTS.stem, len(chats), "", 0, lambda rate, number: chats), Slo())
+    found = at_rates(measuring, POLICIES, [1.0], options.rounds)
+    for error in measuring.failed.values():
+        raise error
+    base = _in_order(found, POLICIES[0])
+    for policy in POLICIES:
+        rounds = _in_order(found, policy)
+        figures, ratios = medians(rounds), paired_ratios(rounds, base)
         for name in FIGURES:
-            stem = f"mix_{policy}_{name.removesuffix('_s').removesuffix('_per')}"
-            unit = "tok_s" if name == "tokens_per_s" else "ms"
-            metrics[f"{stem}_{unit}"] = figures[name] * (1 if unit == "tok_s" else 1e3)
-            metrics[f"{stem}_x"] = ratios[name]
-        metrics[f"mix_{policy}_both_lanes_share"] = median(arms[arm].both_lanes_share for arms in results)
-        metrics[f"mix_{policy}_same_answers_share"] = same_answers(results, arm)
-        for number, arms in enumerate(results):
-            metrics[f"mix_{policy}_round{number}_tok_s"] = arms[arm].summary.tokens_per_s
+            metrics[f"mix_{policy}_{name}"] = figures[name]
+            metrics[f"mix_{policy}_{name}_x"] = ratios[name]
+        metrics[f"mix_{policy}_both_lanes_x"] = figures["both_lanes_x"]
+        metrics[f"mix_{policy}_same_answers_x"] = same_answers(rounds, base)
+        for one in rounds:
+            metrics[f"mix_{policy}_round{one.round}_tok_s"] = one.figures["tok_s"]
     for policy in POLICIES:
         found = [newcomer_gap(engine, policy, seed) for seed in range(options.rounds)]
         metrics[f"newcomer_{policy}_gap_before_ms"] = median(f[0] for f in found) * 1e3

@@ -12,19 +12,17 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
-from hashlib import sha256
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 
-import bulletserve
+from bulletserve.code_digest import SIMULATOR, code_digest
 from bulletserve.core.slo import Slo
 from bulletserve.estimator.calibration import load
 from bulletserve.estimator.estimator import Estimator
-from bulletserve.scheduler.policies import POLICIES, make_policy
+from bulletserve.scheduler.policies import make_policy
 from bulletserve.simulator.engine import limits_of
 from bulletserve.simulator.experiment import Setup, ignores_targets, scored_answers
 from bulletserve.simulator.goodput_search import place_of, rate_at, search
@@ -49,9 +47,14 @@ class Job:
     seed: int
     share: float
 
+    @property
+    def fingerprint(self) -> str:
+        """Of the code that decides a run, and of the files it reads."""
+        return code_digest(SIMULATOR, self.policy, self.calibration, self.workload)
+
     def key(self, tier: str) -> str:
         """Names a curve, with the code and the files that it depends on."""
-        return json.dumps([*vars(self).values(), tier, _fingerprint(self.policy, self.calibration, self.workload)])
+        return json.dumps([*vars(self).values(), tier, self.fingerprint])
 
 
 Curves = dict[str, Curve]
@@ -111,21 +114,6 @@ def _read(path: Path) -> Iterator[tuple[str, Curve]]:
                 for rate, text in row["curve"].items()
             },
         )
-
-
-@cache
-def _fingerprint(policy: str, *files: str) -> str:
-    """Of the code that decides a run (other policies' files aside), and of the files it reads."""
-    root = Path(bulletserve.__file__).parent
-    own = POLICIES.get(policy.partition(":")[0], "").partition(":")[0].rpartition(".")[2] + ".py"
-    digest = sha256()
-    for folder in ("core", "estimator", "scheduler", "simulator"):
-        for path in sorted((root / folder).rglob("*.py")):
-            if path.parent.name != "policies" or path.name in (own, "__init__.py"):
-                digest.update(path.read_bytes())
-    for name in files:
-        digest.update(Path(name).read_bytes())
-    return digest.hexdigest()[:12]
 
 
 def by_cell(jobs: Sequence[Job], curves: Curves) -> dict[Cell, dict[str, list[Curve]]]:

@@ -56,9 +56,7 @@ class Engine:
         """
         ledger = KvLedger(self.limits.total_blocks + 1, self.limits.block_size, self.config.enable_prefix_caching)
         policy = policy or self.policy
-        if self.forecasts is None or (policy.needs_forecasts and self.forecasts.estimator is None):
-            self._find_forecasts(needed=policy.needs_forecasts)
-        estimator = self.forecasts.estimator if self.forecasts else None
+        estimator = self.find_forecasts(needed=policy.needs_forecasts)
         state = State(self.limits, ledger, policy.rules, estimator)
         return Loop(state, policy, self.executor, self.inbox, self.clock, outlet, observer)
 
@@ -66,10 +64,13 @@ class Engine:
         """End the lanes."""
         self.executor.close()
 
-    def _find_forecasts(self, *, needed: bool) -> None:
-        self.forecasts = forecasts_for(self, needed=needed)
-        if self.forecasts.note:
-            self.info = replace(self.info, notes=(*self.info.notes, self.forecasts.note))
+    def find_forecasts(self, *, needed: bool) -> Estimator | None:
+        """What to plan with, looked for once; with nothing in flight. `needed`: a CPU may be measured for it."""
+        if self.forecasts is None or (needed and self.forecasts.estimator is None):
+            self.forecasts = forecasts_for(self, needed=needed)
+            if self.forecasts.note:
+                self.info = replace(self.info, notes=(*self.info.notes, self.forecasts.note))
+        return self.forecasts.estimator
 
 
 def build_engine(config: EngineConfig, inbox: QueueInbox | None = None) -> Engine:
@@ -114,19 +115,24 @@ def build_engine(config: EngineConfig, inbox: QueueInbox | None = None) -> Engin
     return Engine(config, checkpoint, info, limits, loaded.executor, policy, inbox)
 
 
-def record_to(path: Path, engine: Engine, loop: Loop) -> Recorder:
-    """What writes down all that `loop` decides: set it as the loop's observer. Raises `ConfigError`."""
+def record_to(path: Path, engine: Engine, loop: Loop, policy: str = "", **origin: str | float) -> Recorder:
+    """What writes down all that `loop` decides: set it as the loop's observer. Raises `ConfigError`.
+
+    `policy`: the loop's, where it is not the one of the engine's config; `origin`: more about where the run comes from.
+    """
     known = loop.state.estimator
     estimator = known if isinstance(known, Estimator) else None
-    recorded = RecordedEngine(engine.config.policy, engine.limits, engine.config.enable_prefix_caching, estimator)
-    origin = {
-        "origin": {"from": "serve", "model": engine.info.model_name, "device": engine.info.device},
+    recorded = RecordedEngine(
+        policy or engine.config.policy, engine.limits, engine.config.enable_prefix_caching, estimator
+    )
+    header = {
+        "origin": {"from": "serve", "model": engine.info.model_name, "device": engine.info.device} | origin,
         "config": asdict(engine.config),
         "seed": engine.config.seed,
         "version": __version__,
         "commit": code_commit(),
     }
-    return Recorder(path, recorded.header(**origin))
+    return Recorder(path, recorded.header(**header))
 
 
 def _load(device: str, config: EngineConfig, checkpoint: Checkpoint, poster: Poster) -> LoadedEngine:

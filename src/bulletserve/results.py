@@ -7,7 +7,7 @@ import json
 import platform
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from math import isfinite
@@ -17,6 +17,9 @@ from typing import Any
 from bulletserve.cache_files import write_whole
 from bulletserve.machine import code_commit, cpu_name
 from bulletserve.version import __version__
+
+ENGINE_PACKAGES = ("torch", "triton", "flashinfer-python", "cuda-bindings")
+"""Those that decide how fast a step is."""
 
 
 def write_result(
@@ -40,8 +43,14 @@ def write_result(
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "bulletserve": __version__}
-    for package in ("numpy", "scipy", "matplotlib"):
+    plain = ("numpy", "scipy", "matplotlib", *ENGINE_PACKAGES)
+    return {"python": platform.python_version(), "bulletserve": __version__} | versions_of(plain)
+
+
+def versions_of(packages: Sequence[str]) -> dict[str, str]:
+    """Those of them that are installed."""
+    found = {}
+    for package in packages:
         try:
             found[package] = version(package)
         except PackageNotFoundError:

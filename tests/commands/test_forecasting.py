@@ -12,7 +12,7 @@ import pytest
 
 from bulletserve import calibrations, forecasting
 from bulletserve.calibrations import cache_folder, default_path
-from bulletserve.comparison import TimedPrompt, run_arm
+from bulletserve.comparison.arm_run import TimedPrompt, run_arm
 from bulletserve.compose import Engine, build_engine
 from bulletserve.core.config import EngineConfig
 from bulletserve.core.events import Output, Status
@@ -167,7 +167,7 @@ def test_a_cpu_that_cannot_be_measured_at_all_goes_by_an_ordinary_one(
 def test_an_engine_that_was_measured_answers_as_before(cpu_engine: Engine) -> None:
     """Measuring takes seats and blocks and leaves random keys and values behind."""
     prompts = [TimedPrompt(0.0, tuple(range(i, i + 40 + i)), 12) for i in range(6)]
-    before = run_arm(cpu_engine, "time_sliced", prompts).tokens
+    before = [answer.tokens for answer in run_arm(cpu_engine, "time_sliced", prompts).answers]
     cpu_engine.loop(Nowhere(), Foresighted())  # type: ignore[arg-type]
     assert cpu_engine.forecasts is not None and cpu_engine.forecasts.estimator is not None
-    assert run_arm(cpu_engine, "time_sliced", prompts).tokens == before
+    assert [answer.tokens for answer in run_arm(cpu_engine, "time_sliced", prompts).answers] == before

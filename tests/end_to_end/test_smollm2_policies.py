@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from bulletserve.comparison import TimedPrompt, run_arm
+from bulletserve.comparison.arm_run import TimedPrompt, run_arm
 from bulletserve.compose import Engine, build_engine
 from bulletserve.core.config import EngineConfig
 from tests.models.smollm2 import TOKENS, expected_tokens, prompt_ids
@@ -28,7 +28,7 @@ def test_greedy_tokens_equal_transformers(engine: Engine, policy: str) -> None:
     prompts = [TimedPrompt(0.2 * number, tuple(ids), TOKENS) for number, ids in enumerate(prompt_ids())]
     filler = TimedPrompt(0.3, tuple(range(1000, 1400)), 2)
     run = run_arm(engine, policy, [*prompts, filler])
-    assert [list(tokens) for tokens in run.tokens[:3]] == expected_tokens()
+    assert [answer.tokens for answer in run.answers[:3]] == expected_tokens()
 
 
 @pytest.mark.model
@@ -39,4 +39,4 @@ def test_greedy_tokens_equal_transformers_when_preempted(engine: Engine) -> None
     prompts = [TimedPrompt(0.0, tuple(ids), TOKENS) for ids in prompt_ids()]
     run = run_arm(small, "static_split", prompts)
     assert run.preemptions > 0
-    assert [list(tokens) for tokens in run.tokens] == expected_tokens()
+    assert [answer.tokens for answer in run.answers] == expected_tokens()

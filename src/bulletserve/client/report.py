@@ -12,9 +12,8 @@ from rich.table import Table
 
 from bulletserve.client.outcome import BROKEN, INTERRUPTED, Outcome
 from bulletserve.client.replay import Run
-from bulletserve.core.errors import ConfigError
 from bulletserve.core.slo import Slo
-from bulletserve.telemetry.goodput import Estimate, counted, estimate, met, scored
+from bulletserve.telemetry.goodput import Estimate, counted, estimate_or_why, met
 from bulletserve.telemetry.latency import Summary, requests_per_s, summarise
 from bulletserve.telemetry.metric_keys import key_part, run_metrics
 
@@ -78,26 +77,13 @@ def find_goodput(results: Sequence[RateResult]) -> Estimate | str:
     usable = {
         one.run.rate: one for one in results if not (isinf(one.run.rate) or one.run.interrupted or one.server_gone)
     }
-    if len(usable) < 2:
-        return "goodput needs whole runs at two rates or more"
-    try:
-        for one in usable.values():
-            scored(one.total)
-        curve = {rate: met([o.answer for o in one.scored], one.slo) for rate, one in usable.items()}
-        found = estimate([curve])
-    except ConfigError as error:
-        return str(error)
-    if found.value >= max(usable):
-        return f"goodput is {max(usable):g} req/s or more: attainment is 90 % or above at every rate that was run"
-    if not found.value:
-        return f"goodput is below {min(usable):g} req/s: attainment is below 90 % at every rate that was run"
-    return found
+    curve = {rate: met([o.answer for o in one.scored], one.slo) for rate, one in usable.items()}
+    return estimate_or_why([curve], min((one.total for one in usable.values()), default=0))
 
 
 def words(slo: Slo) -> str:
     """The targets."""
-    targets = (("TTFT", slo.ttft_s), ("TPOT", slo.tpot_s))
-    named = ", ".join(f"{name} {seconds * 1e3:g} ms" for name, seconds in targets if seconds is not None)
+    named = slo.describe()
     return f"targets {named}" if named else "no targets: whole answers count as met"
 
 

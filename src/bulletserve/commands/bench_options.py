@@ -12,12 +12,11 @@ from typing import Any
 from bulletserve.client.prompts import HIGH_ID, LOW_ID
 from bulletserve.commands.numbers import number, rates_or_inf
 from bulletserve.commands.outputs import check_outputs
-from bulletserve.core.config import EngineConfig
+from bulletserve.commands.targets import add_target_arguments, named_targets
 from bulletserve.core.errors import ConfigError
 from bulletserve.core.json_text import parse_json
 from bulletserve.core.slo import Slo
 from bulletserve.telemetry.client_lag import BOUND_S
-from bulletserve.telemetry.goodput import tiers_of
 from bulletserve.workload.named import BUILT_IN
 
 
@@ -60,10 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--arrivals", metavar="KIND", help="recorded (of lists and traces), poisson (of others), even, gamma:CV"
     )
-    group = parser.add_argument_group("targets")
-    group.add_argument("--tier", choices=("loose", "middle", "tight"), help="targets of the goodput definition")
-    group.add_argument("--ttft-slo-ms", type=number, help="target for the time to the first token")
-    group.add_argument("--tpot-slo-ms", type=number, help="target for the mean time per token after the first")
+    group = add_target_arguments(parser)
     group.add_argument("--send-slo", action="store_true", help="tell the targets to the server, in the field slo")
     group = parser.add_argument_group("results")
     group.add_argument("--label", default="", help="what is measured, in words for tables, figures and the summary")
@@ -83,8 +79,6 @@ def check(options: argparse.Namespace) -> None:
         raise ConfigError("--timeout-s and --max-lag-ms must be above 0")
     if options.api_key_env and options.api_key_file:
         raise ConfigError("--api-key-env and --api-key-file: name one of them")
-    if options.tier and (options.ttft_slo_ms or options.tpot_slo_ms):
-        raise ConfigError("--tier names targets: leave --ttft-slo-ms and --tpot-slo-ms out")
     if options.endpoint == "chat" and options.token_ids != (LOW_ID, HIGH_ID):
         raise ConfigError("--token-ids: the chat endpoint takes texts only")
     check_outputs({"--json": options.json, "--jsonl": options.jsonl}, options.report)
@@ -110,14 +104,10 @@ def api_key(options: argparse.Namespace) -> str | None:
 
 
 def targets(options: argparse.Namespace) -> Slo:
-    if options.ttft_slo_ms or options.tpot_slo_ms:
-        return EngineConfig(ttft_slo_ms=options.ttft_slo_ms, tpot_slo_ms=options.tpot_slo_ms).slo  # checks them
-    if options.tier is None:
-        if options.send_slo:
-            raise ConfigError("--send-slo: there are no targets to send; name a --tier or targets")
-        return Slo("none")
-    name = Path(options.workload).stem if options.workload else ""
-    return next(tier for tier in tiers_of(name) if tier.name == options.tier)
+    found = named_targets(options, Path(options.workload).stem if options.workload else "")
+    if found is None and options.send_slo:
+        raise ConfigError("--send-slo: there are no targets to send; name a --tier or targets")
+    return found or Slo("none")
 
 
 def slo_field(slo: Slo) -> dict[str, float]:

@@ -1,147 +1,248 @@
-"""`bullet compare`: the same requests under several policies, in one table, with ratios to the first."""
+"""`bullet compare`: the same requests under several policies, over one engine, with ratios to the first."""
 
 import argparse
-import json
-import random
+import time
+from dataclasses import asdict
+from math import inf
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
-from bulletserve.cache_files import write_whole
-from bulletserve.commands.numbers import rate
+from bulletserve.calibration_run import gpu_uuid
+from bulletserve.commands.compare_requests import add_request_arguments, named_workload, requests_of
+from bulletserve.commands.compare_tables import Column, figure_table, goodput_lines, goodput_table, metrics_of
+from bulletserve.commands.numbers import number, rates
 from bulletserve.commands.options import add_engine_arguments, engine_config
 from bulletserve.commands.outputs import check_outputs
-from bulletserve.comparison import (
-    FIGURES,
-    ArmRun,
-    TimedPrompt,
-    compare,
-    medians,
-    paired_ratios,
-    same_answers,
-)
+from bulletserve.commands.targets import add_target_arguments, named_targets
+from bulletserve.comparison.campaign import Found, around_goodput, at_rates
+from bulletserve.comparison.measured import Measured
+from bulletserve.comparison.measuring import Measuring
+from bulletserve.comparison.run_folder import RunFolder
 from bulletserve.compose import Engine, build_engine
 from bulletserve.core.errors import ConfigError
+from bulletserve.core.slo import Slo
+from bulletserve.engine.load import choose_device
+from bulletserve.profiling.meter import Meter
+from bulletserve.results import write_result
 from bulletserve.scheduler.policies import make_policy
-from bulletserve.server.text_codec import TextCodec
-from bulletserve.workload.prompt_list import read_prompt_list
-from bulletserve.workload.request_list import at_rate, lognormal_requests, read_request_list
+from bulletserve.simulator.experiment import Setup
+from bulletserve.telemetry.goodput import scored
+from bulletserve.workload.named import Workload
 
 DEFAULT_POLICIES = "time_sliced chunked_prefill static_split bullet"
+DEFAULT_RATE = 2.0
+INCOMPLETE = 3
+"""Exit status where the time was over before all was run."""
+
+_WIDTH = 160  # where the output is no terminal
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Engine flags and the list of requests."""
+    """Engine flags, arms, requests, rates, targets, and where runs are kept."""
     add_engine_arguments(parser)
     parser.add_argument(
         "--policies",
         nargs="+",
         default=DEFAULT_POLICIES.split(),
-        help="arms, as NAME or NAME:option=value; ratios are to the first",
+        help="arms, as NAME or NAME:option=value,...; ratios are to the first",
     )
-    source = parser.add_mutually_exclusive_group()
-    source.add_argument("--prompts", type=Path, metavar="FILE", help="JSONL of arrival, messages, max_tokens")
-    source.add_argument("--workload", type=Path, metavar="FILE", help="JSONL of arrival, prompt_tokens, output_tokens")
-    parser.add_argument("--requests", type=int, default=16, metavar="N", help="how many, of a workload")
-    parser.add_argument("--rate", type=rate, default=2.0, help="requests a second, of a workload")
-    parser.add_argument("--rounds", type=int, default=1, help="runs of every arm, in alternating order")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every run's figures there")
+    add_request_arguments(parser)
+    group = parser.add_argument_group("rates")
+    group.add_argument(
+        "--rates",
+        "--rate",
+        type=rates,
+        metavar="R[,R...]",
+        help=f"requests a second for all arms ({DEFAULT_RATE:g}; chats by default as their file says)",
+    )
+    group.add_argument(
+        "--around",
+        type=rates,
+        metavar="R[,R...]",
+        help="two rates around R, and more if 90 %% does not lie between them; one R for all arms or one for each",
+    )
+    group.add_argument(
+        "--goodput", action="store_true", help="find each arm's goodput to 2 %%, beginning at --around if it is named"
+    )
+    group.add_argument("--rounds", type=int, default=1, help="runs of every arm at every rate, in alternating order")
+    add_target_arguments(parser)
+    group = parser.add_argument_group("results")
+    group.add_argument("--runs", type=Path, metavar="FOLDER", help="keep every run there; what is there is not run")
+    group.add_argument(
+        "--time-limit",
+        type=number,
+        metavar="SECONDS",
+        help=f"begin no run that would end later; exit status {INCOMPLETE}",
+    )
+    group.add_argument("--record", type=Path, metavar="FOLDER", help="write each run down there for bullet replay")
+    group.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the table."""
-    if options.rounds < 1 or options.requests < 1:
-        raise ConfigError("--rounds and --requests must be above 0")
+    """Print the tables."""
+    began_s = time.monotonic()
+    _check(options)
+    workload = named_workload(options)
+    slo = named_targets(options, "" if workload is None else workload.name)
+    searching = options.goodput or options.around is not None
+    if searching:
+        if slo is None or workload is None:
+            raise ConfigError(
+                "goodput needs targets and a --workload: name a --tier, or --ttft-slo-ms and --tpot-slo-ms"
+            )
+        scored(len(workload.requests))
+    engine = build_engine(engine_config(options, options.policies[0], caching=workload is None))
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_WIDTH)
+    try:
+        engine.find_forecasts(needed=any(make_policy(policy).needs_forecasts for policy in options.policies))
+        measuring = _measuring(options, workload, slo, engine, began_s)
+        console.print(engine.info.describe(), *engine.info.notes, sep="\n", markup=False, soft_wrap=True)
+        console.print(_about(workload, measuring, slo), markup=False, soft_wrap=True)
+        with console.status("") as status:
+            measuring.announce = status.update
+            if options.runs is not None:
+                measuring.on_run = lambda one: console.print(_line(one, slo), markup=False, soft_wrap=True)
+            if searching:
+                near = _near(options, workload, engine)
+                found = around_goodput(measuring, options.policies, near, bisect=options.goodput)
+            else:
+                wanted = options.rates or ((1.0,) if workload is None else (DEFAULT_RATE,))
+                found = at_rates(measuring, options.policies, wanted, options.rounds)
+    finally:
+        engine.close()
+    _show(console, options, measuring, found, slo, searching)
+    _tell(console, measuring, found)
+    _write(options, measuring, found, slo)
+    for error in measuring.failed.values():
+        raise error
+    return INCOMPLETE if found.left else 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raise `ConfigError` for what could only fail after minutes."""
     for policy in options.policies:
         make_policy(policy)
     if len(set(options.policies)) != len(options.policies):
         raise ConfigError("--policies: every policy may be named once")
-    check_outputs({"--json": options.json})
-    engine = build_engine(engine_config(options, options.policies[0]))
-    try:
-        prompts = _prompts(options, engine)
-        console = Console()
-        console.print(engine.info.describe(), *engine.info.notes, sep="\n")
-        with console.status("") as status:
-            results = compare(engine, options.policies, prompts, options.rounds, status.update)
-    finally:
-        engine.close()
-    console.print(_table(options.policies, results, len(prompts)))
-    console.print(f"Ratios are to {options.policies[0]}; more is better for tokens/s, less for all the times.")
-    if engine.info.dtype == "bfloat16":
-        remedy = "; --dtype float32 shows none" if engine.info.device.startswith("CPU") else ""
-        console.print(f"In bfloat16 a near tie may fall either way, by what shares a batch{remedy}.")
-    if options.json is not None:
-        write_whole(options.json, json.dumps(_document(options.policies, results), indent=1) + "\n")
-    return 0
+    if options.rounds < 1:
+        raise ConfigError("--rounds must be above 0")
+    searching = options.goodput or options.around
+    if searching and (options.rates or options.rounds > 1):
+        raise ConfigError("--goodput and --around find the rates themselves: leave --rates and --rounds out")
+    if options.around and len(options.around) not in (1, len(options.policies)):
+        raise ConfigError(f"--around: name one rate, or one for each of the {len(options.policies)} arms")
+    if options.time_limit is not None and (options.time_limit <= 0 or options.runs is None):
+        raise ConfigError("--time-limit is a number of seconds above 0, and needs --runs: a folder to go on from")
+    check_outputs({"--json": options.json}, folders={"--runs": options.runs, "--record": options.record})
 
 
-def timed_prompts(path: Path, engine: Engine) -> list[TimedPrompt]:
-    """A file of chats as the model's prompts."""
-    codec = TextCodec.from_checkpoint(engine.checkpoint)
-    return [
-        TimedPrompt(chat.arrival_s, tuple(codec.encode_chat(chat.messages)), chat.max_tokens)
-        for chat in read_prompt_list(path)
-    ]
+def _measuring(
+    options: argparse.Namespace, workload: Workload | None, slo: Slo | None, engine: Engine, began_s: float
+) -> Measuring:
+    device = choose_device(options.device)
+    if options.record is not None:
+        options.record.mkdir(parents=True, exist_ok=True)
+    meter = Meter(uuid=gpu_uuid()) if device == "cuda" else None
+    return Measuring(
+        engine,
+        requests_of(options, workload, engine),
+        slo or Slo(),
+        folder=None if options.runs is None else RunFolder(options.runs, {"device": engine.info.device}),
+        record=options.record,
+        meter=None if meter is None or meter.why_not else meter,
+        until_s=inf if options.time_limit is None else began_s + options.time_limit,
+    )
 
 
-def _prompts(options: argparse.Namespace, engine: Engine) -> list[TimedPrompt]:
-    if options.prompts:
-        prompts = timed_prompts(options.prompts, engine)
+def _near(options: argparse.Namespace, workload: Workload | None, engine: Engine) -> list[float]:
+    """Where each arm's goodput is looked for first: by what is known of the device, unless it is named."""
+    if options.around:
+        return list(options.around) * (len(options.policies) if len(options.around) == 1 else 1)
+    estimator = engine.find_forecasts(needed=False)
+    first = DEFAULT_RATE
+    if estimator is not None and workload is not None:
+        first = Setup(estimator, engine.limits).first_rate(workload.requests)
+    return [first] * len(options.policies)
+
+
+def _about(workload: Workload | None, measuring: Measuring, slo: Slo | None) -> str:
+    requests = measuring.requests
+    origin = "" if workload is None else f" ({workload.origin}; random token ids, the prefix cache off)"
+    targets = "no targets" if slo is None else f"targets {slo.describe()}"
+    middle = len(requests.scored) < requests.count
+    window = f"; requests {requests.scored.start} to {requests.scored.stop - 1} are scored" if middle else ""
+    ends = ", a run ends with the last of them" if middle and measuring.record is None else ""
+    return f"{requests.name}: {requests.count} requests{origin}; {targets}{window}{ends}"
+
+
+def _line(one: Measured, slo: Slo | None) -> str:
+    met = "" if slo is None else f"{one.met(slo).mean():.1%} met, "
+    told = f"{one.figures.get('tok_s', 0.0):.0f} tokens/s, {one.figures['window_s']:.0f} s"
+    return f"{one.policy} at {one.rate:.4g} req/s: {met}{told}"
+
+
+def _show(
+    console: Console, options: argparse.Namespace, measuring: Measuring, found: Found, slo: Slo | None, searching: bool
+) -> None:
+    if searching:
+        for policy, runs in found.runs.items():
+            columns = [Column(f"{one.rate:.4g} req/s", [one]) for one in sorted(runs, key=lambda one: one.rate)]
+            if columns:
+                console.print(figure_table(policy, columns, slo))
     else:
-        lengths = (
-            read_request_list(options.workload)
-            if options.workload
-            else lognormal_requests(options.requests, seed=7, prompt_median=200, output_median=40)
-        )
-        rng = random.Random(7)
-        vocabulary = engine.info.vocab_size
-        prompts = [
-            TimedPrompt(r.arrival_s, tuple(rng.randrange(vocabulary) for _ in range(r.prompt_tokens)), r.output_tokens)
-            for r in at_rate(lengths[: options.requests], options.rate)
-        ]
-    if not prompts:
-        raise ConfigError("the list holds no requests")
-    longest = max(len(prompt.prompt_ids) + prompt.output_tokens for prompt in prompts)
-    if longest > engine.info.max_model_len:
-        raise ConfigError(f"a request needs {longest} tokens, the context holds {engine.info.max_model_len}")
-    return prompts
-
-
-def _table(policies: list[str], results: list[list[ArmRun]], requests: int) -> Table:
-    rounds = len(results)
-    title = f"{requests} requests, median of {rounds} rounds" if rounds > 1 else f"{requests} requests, one round"
-    table = Table("", title=title, title_justify="left")
-    for policy in policies:
-        table.add_column(policy, justify="right")
-    arms = range(len(policies))
-    figures = [medians(results, arm) for arm in arms]
-    ratios = [paired_ratios(results, arm) for arm in arms]
-    for name, label in FIGURES.items():
-        table.add_row(label, *(f"{_figure(name, figures[arm][name])} {ratios[arm][name]:6.2f}x" for arm in arms))
-    both = [sum(runs[arm].both_lanes_share for runs in results) / rounds for arm in arms]
-    table.add_row("both lanes busy", *(f"{share:.0%} of the time" for share in both))
-    table.add_row("same answers", *(f"{same_answers(results, arm):.0%}" for arm in arms))
-    return table
-
-
-def _figure(name: str, value: float) -> str:
-    return f"{value:.1f}" if name == "tokens_per_s" else f"{value * 1e3:.0f} ms"
-
-
-def _document(policies: list[str], results: list[list[ArmRun]]) -> dict[str, object]:
-    return {
-        "policies": policies,
-        "medians": {policy: medians(results, arm) for arm, policy in enumerate(policies)},
-        "ratios_x": {policy: paired_ratios(results, arm) for arm, policy in enumerate(policies)},
-        "same_answers": {policy: same_answers(results, arm) for arm, policy in enumerate(policies)},
-        "rounds": [
-            {
-                run.policy: {name: getattr(run.summary, name) for name in FIGURES}
-                | {"both_lanes_share": run.both_lanes_share, "preemptions": run.preemptions}
-                for run in arms
+        count, rounds = measuring.requests.count, options.rounds
+        all_rates = sorted({one.rate for runs in found.runs.values() for one in runs})
+        for rate in all_rates:
+            arms = {policy: found.rounds(policy, rate) for policy in options.policies}
+            whole = {
+                policy: sorted(runs, key=lambda one: one.round) for policy, runs in arms.items() if len(runs) == rounds
             }
-            for arms in results
-        ],
+            base = whole.get(options.policies[0], [])
+            title = f"{count} requests" + (f" at {rate:.4g} a second" if len(all_rates) > 1 else "")
+            title += f", median of {rounds} rounds" if rounds > 1 else ", one round"
+            if whole:
+                console.print(figure_table(title, [Column(policy, runs, base) for policy, runs in whole.items()], slo))
+        console.print(f"Ratios are to {options.policies[0]}; more is better for tokens/s, less for all the times.")
+        info = measuring.engine.info
+        if info.dtype == "bfloat16":
+            remedy = "; --dtype float32 shows none" if info.device.startswith("CPU") else ""
+            console.print(f"In bfloat16 a near tie may fall either way, by what shares a batch{remedy}.")
+    if slo is not None and _has_goodput(found):
+        lines = goodput_lines(found.runs, slo, measuring.requests.count)
+        title = f"goodput, targets {slo.describe()}; ratios to {options.policies[0]}, paired over the same requests"
+        console.print(goodput_table(lines, title))
+
+
+def _has_goodput(found: Found) -> bool:
+    """Whether rates were run between which it may lie."""
+    return any(len({one.rate for one in runs}) > 1 for runs in found.runs.values())
+
+
+def _tell(console: Console, measuring: Measuring, found: Found) -> None:
+    told = list(measuring.told) if measuring.folder is None else [*measuring.told, *measuring.folder.told]
+    for line in dict.fromkeys(told):
+        console.print(line, markup=False, soft_wrap=True)
+    if found.left:
+        console.print("INCOMPLETE, the time was over. Run the same command again for what is left:")
+        for line in found.left:
+            console.print(f"  {line}", markup=False, soft_wrap=True)
+
+
+def _write(options: argparse.Namespace, measuring: Measuring, found: Found, slo: Slo | None) -> None:
+    if options.json is None:
+        return
+    name = measuring.requests.name
+    lines = goodput_lines(found.runs, slo, measuring.requests.count) if slo is not None and _has_goodput(found) else {}
+    more = {
+        "policies": options.policies,
+        "targets": None if slo is None else asdict(slo),
+        "left": found.left,
+        "failed": {policy: str(error) for policy, error in measuring.failed.items()},
+        "without_goodput": {policy: value for policy, (value, _) in lines.items() if isinstance(value, str)},
     }
+    metrics = metrics_of(name, options.seed, found.runs, lines, slo)
+    hardware: dict[str, str | int] = {"device": measuring.engine.info.device}
+    write_result(options.json, f"compare_{name}", metrics, hardware, **more)

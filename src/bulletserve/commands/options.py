@@ -48,8 +48,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--seed", type=int, default=0, help="seed of dummy weights")
 
 
-def engine_config(options: argparse.Namespace, policy: str) -> EngineConfig:
-    """The config that the flags ask for. Raises `ConfigError`."""
+def engine_config(options: argparse.Namespace, policy: str, *, caching: bool = True) -> EngineConfig:
+    """The config that the flags ask for; without a prefix cache where `caching` is not wanted. Raises `ConfigError`."""
     share = options.gpu_memory_utilization
     if share is not None and options.device == "cpu":  # even if it is the default
         raise gpu_only("--gpu-memory-utilization")
@@ -65,7 +65,7 @@ def engine_config(options: argparse.Namespace, policy: str) -> EngineConfig:
         num_gpu_blocks_override=options.num_gpu_blocks_override,
         gpu_memory_utilization=GPU_MEMORY_UTILIZATION if share is None else share,
         decode_shares=options.decode_shares,
-        enable_prefix_caching=not options.no_enable_prefix_caching,
+        enable_prefix_caching=caching and not options.no_enable_prefix_caching,
         seed=options.seed,
         ttft_slo_ms=getattr(options, "ttft_slo_ms", None),
         tpot_slo_ms=getattr(options, "tpot_slo_ms", None),

@@ -14,10 +14,16 @@ from bulletserve.core.errors import ConfigError
 
 
 def check_outputs(
-    files: Mapping[str, Path | None], report: Path | None = None, *, new: Collection[str] = (), make: bool = False
+    files: Mapping[str, Path | None],
+    report: Path | None = None,
+    *,
+    folders: Mapping[str, Path | None] | None = None,
+    new: Collection[str] = (),
+    make: bool = False,
 ) -> None:
     """Raise `ConfigError` for a file (by its flag) or a folder for figures (`--report`) that cannot be written.
 
+    `folders`: where a command puts several files, by their flags; they need not be there.
     Files of the flags in `new` must not hold anything yet. `make`: folders of files are made where there are none; that
     for figures is made when they are drawn.
     """
@@ -30,14 +36,14 @@ def check_outputs(
             other = named.setdefault(path.resolve(), flag)
         if other != flag:
             raise ConfigError(f"{other} and {flag} name the same file")
-    if report is None:
-        return
-    if find_spec("matplotlib") is None:
+    if report is not None and find_spec("matplotlib") is None:
         raise ConfigError("--report needs matplotlib: pip install matplotlib")
-    with _told("--report", report):
-        if report.exists() and not report.is_dir():
-            raise ConfigError(f"--report {report}: that is a file, name a folder")
-        _try_folder(report)
+    for flag, path in {"--report": report, **(folders or {})}.items():
+        if path is not None:
+            with _told(flag, path):
+                if path.exists() and not path.is_dir():
+                    raise ConfigError(f"{flag} {path}: that is a file, name a folder")
+                _try_folder(path)
 
 
 def _check_file(flag: str, path: Path, *, new: bool, make: bool) -> None:

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from bulletserve.commands.numbers import number, rates
 from bulletserve.commands.outputs import check_outputs
-from bulletserve.core.config import EngineConfig
+from bulletserve.commands.targets import add_target_arguments, named_targets
 from bulletserve.core.errors import ConfigError, RecordError
 from bulletserve.core.slo import Slo
 from bulletserve.results import write_result
@@ -20,7 +20,7 @@ from bulletserve.scheduler.policies import make_policy
 from bulletserve.simulation import ArmAtRate, Found, find_goodput, make_truth, open_calibration, simulate_arm
 from bulletserve.simulator.engine import CACHE_TOKENS, MAX_SEQS, limits_of
 from bulletserve.simulator.experiment import Setup
-from bulletserve.telemetry.goodput import ratio, tiers_of
+from bulletserve.telemetry.goodput import ratio
 from bulletserve.telemetry.metric_keys import key_part, run_metrics
 from bulletserve.telemetry.timeline import write_perfetto
 from bulletserve.workload.named import BUILT_IN, Workload, open_workload
@@ -44,10 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--goodput", action="store_true", help="find, to 2 %%, the rate up to which 90 %% meet their targets"
     )
-    group = parser.add_argument_group("targets")
-    group.add_argument("--tier", choices=("loose", "middle", "tight"), help="targets of the goodput definition (loose)")
-    group.add_argument("--ttft-slo-ms", type=number, help="target for the time to the first token")
-    group.add_argument("--tpot-slo-ms", type=number, help="target for the mean time per token after the first")
+    add_target_arguments(parser, default="loose")
     group = parser.add_argument_group("device")
     group.add_argument(
         "--truth",
@@ -94,7 +91,8 @@ def run(options: argparse.Namespace) -> int:
     limits = limits_of(estimator, cache_tokens=options.cache_tokens, max_seqs=options.max_num_seqs)
     setup = Setup(estimator, limits, options.perturb)
     truth, note = make_truth(setup, options.truth, options.seed, options.calibration)
-    slo = _targets(options, workload)
+    slo = named_targets(options, workload.name, default="loose")
+    assert slo is not None
     console = Console()
     console.print(
         f"{estimator.calibration.device}, {limits.lattice.total_sms} SMs; {note}", markup=False, soft_wrap=True
@@ -119,7 +117,7 @@ def run(options: argparse.Namespace) -> int:
                 status.update(f"{policy} at {rate:g} req/s")
                 runs.append(simulate_arm(setup, truth, policy, workload, rate, options.seed, slo, None))
     if runs:
-        console.print(f"{_words(slo)}; times in ms; {note}", markup=False, soft_wrap=True)
+        console.print(f"targets {slo.describe()}; times in ms; {note}", markup=False, soft_wrap=True)
     for policy in dict.fromkeys(one.policy for one in runs):
         console.print(_table(policy, [one for one in runs if one.policy == policy]))
     if found:
@@ -157,17 +155,8 @@ def _check(options: argparse.Namespace, policies: list[str]) -> None:
         raise ConfigError("--record is of one policy at one --rate")
     if options.requests is not None and options.requests < 1:
         raise ConfigError("--requests must be at least 1")
-    if options.tier and not (options.ttft_slo_ms is None and options.tpot_slo_ms is None):
-        raise ConfigError("--tier names targets: leave --ttft-slo-ms and --tpot-slo-ms out")
     files = {"--json": options.json, "--record": options.record}
     check_outputs(files, options.report, new=["--record"])
-
-
-def _targets(options: argparse.Namespace, workload: Workload) -> Slo:
-    if options.ttft_slo_ms is not None or options.tpot_slo_ms is not None:
-        return EngineConfig(ttft_slo_ms=options.ttft_slo_ms, tpot_slo_ms=options.tpot_slo_ms).slo  # checks them
-    wanted = options.tier or "loose"
-    return next(tier for tier in tiers_of(workload.name) if tier.name == wanted)
 
 
 def _table(policy: str, runs: list[ArmAtRate]) -> Table:
@@ -196,7 +185,9 @@ def _table(policy: str, runs: list[ArmAtRate]) -> Table:
 
 def _goodput_table(found: dict[str, Found], slo: Slo, note: str) -> Table:
     first = next(iter(found))
-    table = Table(title=f"goodput, {_words(slo)}\n{note}\nratios to {first}", title_justify="left", pad_edge=False)
+    table = Table(
+        title=f"goodput, targets {slo.describe()}\n{note}\nratios to {first}", title_justify="left", pad_edge=False
+    )
     table.add_column("policy", overflow="fold")
     table.add_column("req/s [95 %]", justify="right", no_wrap=True)
     table.add_column("ratio [95 %]", justify="right", no_wrap=True)
@@ -204,11 +195,6 @@ def _goodput_table(found: dict[str, Found], slo: Slo, note: str) -> Table:
         against = ratio([one.curve], [found[first].curve]) if one.curve and found[first].curve else None
         table.add_row(policy, one.goodput.describe(), "-" if against is None or policy == first else against.describe())
     return table
-
-
-def _words(slo: Slo) -> str:
-    targets = (("TTFT", slo.ttft_s), ("TPOT", slo.tpot_s))
-    return "targets " + ", ".join(f"{name} {seconds * 1e3:g} ms" for name, seconds in targets if seconds is not None)
 
 
 def _metrics(workload: Workload, runs: list[ArmAtRate], found: dict[str, Found]) -> dict[str, float]:
@@ -238,7 +224,7 @@ def _draw(
 ) -> None:
     from bulletserve.simulation_figures import draw_all  # brings matplotlib
 
-    title = f"{workload.name}, {_words(slo)}"
+    title = f"{workload.name}, targets {slo.describe()}"
     for path in draw_all(folder, title, slo, runs, found, note):
         console.print(f"drawn: {path}", markup=False, soft_wrap=True)
     path = folder / "trace.json"

@@ -26,6 +26,11 @@ class Slo:
         """The longest time to the first token that a prompt of so many tokens was promised."""
         return None if self.ttft_s is None else self.ttft_s + prompt_tokens * self.ttft_s_per_token
 
+    def describe(self) -> str:
+        """The targets for people, such as "TTFT 300 ms, TPOT 12 ms"; "" for none."""
+        named = (("TTFT", self.ttft_s), ("TPOT", self.tpot_s))
+        return ", ".join(f"{name} {seconds * 1e3:g} ms" for name, seconds in named if seconds is not None)
+
     def ttft_deadline_s(self, arrival_s: float, prompt_tokens: int) -> float:
         """The moment by which the first token is due."""
         target_s = self.ttft_target_s(prompt_tokens)

@@ -34,15 +34,18 @@ _LOW, _HIGH = log(LEAST), log(MOST)
 class _Ratio:
     """Of one kind of step; logarithms. `following`: for how many more steps the fast mean is published."""
 
-    __slots__ = ("error", "fast", "following", "published", "slow")
+    __slots__ = ("error", "errors", "fast", "following", "published", "slow", "steps")
 
     def __init__(self) -> None:
-        self.fast = self.slow = self.published = self.error = 0.0
-        self.following = 0
+        self.fast = self.slow = self.published = self.error = self.errors = 0.0
+        self.following = self.steps = 0
 
     def observe(self, off: float) -> bool:
         """`off`: log(observed / forecast). Whether what is published has changed."""
-        self.error += _ERROR_GAIN * (abs(exp(min(_HIGH, off - self.published)) - 1.0) - self.error)
+        error = abs(exp(min(_HIGH, off - self.published)) - 1.0)
+        self.error += _ERROR_GAIN * (error - self.error)
+        self.errors += error
+        self.steps += 1
         self.fast = _nearer(self.fast, off, _FAST)
         if abs(self.fast - self.published) > _WIDE:
             self.following = _FOLLOWED
@@ -77,6 +80,11 @@ class Corrector:
     def errors(self) -> Correction:
         """By kind of step, the mean |observed / corrected forecast - 1| of about the last hundred."""
         return Correction(*(self._ratios[kind].error for kind in ("prefill", "decode", "mixed")))
+
+    @property
+    def mean_errors(self) -> dict[Kind, float]:
+        """As `errors`, the plain mean over all steps so far, of the kinds of which there were any."""
+        return {kind: ratio.errors / ratio.steps for kind, ratio in self._ratios.items() if ratio.steps}
 
     def observe(self, kind: Kind, forecast_s: float, observed_s: float) -> None:
         """A step ended: its uncorrected forecast, and how long it took. What cannot be a time is ignored."""

@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from importlib import import_module
+from math import inf
 from types import TracebackType
 from typing import Any, Self
 
@@ -61,12 +62,14 @@ class Meter:
             self._moves.append((time.monotonic(), energy_mj))
             self._clocks_mhz.append(self._nvml.nvmlDeviceGetClockInfo(self._handle, self._nvml.NVML_CLOCK_SM))
 
-    def end(self) -> tuple[float, float]:
-        """Mean watts and mean MHz since `begin`; nan for a window in which the counter moved less than twice."""
-        if len(self._moves) < 2:
+    def end(self, until_s: float = inf) -> tuple[float, float]:
+        """Mean watts and mean MHz from `begin` to `until_s` (monotonic) or now; nan for a window in which the counter
+        moved less than twice."""
+        moves = [move for move in self._moves if move[0] <= until_s]
+        if len(moves) < 2:
             return float("nan"), float("nan")
-        (began_s, first_mj), (ended_s, last_mj) = self._moves[0], self._moves[-1]
-        return (last_mj - first_mj) / 1e3 / (ended_s - began_s), sum(self._clocks_mhz) / len(self._clocks_mhz)
+        (began_s, first_mj), (ended_s, last_mj) = moves[0], moves[-1]
+        return (last_mj - first_mj) / 1e3 / (ended_s - began_s), sum(self._clocks_mhz[: len(moves)]) / len(moves)
 
     def power_limit_w(self) -> float | None:
         """The power cap that is set, in watts; None without NVML."""
@@ -86,10 +89,12 @@ class Meter:
 
 
 class Watch:
-    """Looks at a meter for as long as it is entered; `watts` and `mhz` afterwards, nan without a meter."""
+    """Looks at a meter, every `look_s` seconds, for as long as it is entered; `watts` and `mhz` afterwards, nan without
+    a meter. `until_s`: what comes later (monotonic) does not count; it may be set at any time."""
 
-    def __init__(self, meter: Meter | None) -> None:
-        self._meter = meter
+    def __init__(self, meter: Meter | None, look_s: float = LOOK_S) -> None:
+        self._meter, self._look_s = meter, look_s
+        self.until_s = inf
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, name="meter", daemon=True)
         self.watts = self.mhz = float("nan")
@@ -106,9 +111,9 @@ class Watch:
         if self._meter is not None:
             self._over.set()
             self._thread.join()
-            self.watts, self.mhz = self._meter.end()
+            self.watts, self.mhz = self._meter.end(self.until_s)
 
     def _look(self) -> None:
         assert self._meter is not None
-        while not self._over.wait(LOOK_S):
+        while not self._over.wait(self._look_s):
             self._meter.sample()

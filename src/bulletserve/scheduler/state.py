@@ -38,7 +38,7 @@ class State:
     """Requests, seats and blocks of one engine. Owned by the loop's thread.
 
     `rules`: the policy's, for the queue. Without an `estimator` a target is lost when its deadline is past; with one,
-    each step that ends is compared with its forecast, which makes `correction`.
+    each step that ends is compared with its forecast by `watch`, which makes `correction`.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class State:
         self.ledger = ledger
         self.estimator = estimator
         self.correction = Correction()
-        self._watch = None if estimator is None else StepWatch(estimator)
+        self.watch = None if estimator is None else StepWatch(estimator)
         self.lanes = LaneTimes()
         self.preemptions = 0
         self.queried_tokens = 0
@@ -127,11 +127,11 @@ class State:
         step = self._steps.pop(done.step_id)
         ran = self._lane_queues.states[step.launch.lane].steps[0]
         self._lane_queues.end(done.step_id, lanes_of(step.launch.step), done.finished_s)
-        if self._watch is not None and not done.error:
+        if self.watch is not None and not done.error:
             beside = self._lane_queues.states[Lane.PREFILL if step.launch.lane is Lane.DECODE else Lane.DECODE].steps
             began_s, ended_s = done.started_s, done.finished_s
-            self._watch.ended(step.launch.lane, ran.shape, ran.sms, began_s, ended_s, beside[0] if beside else None)
-            self.correction = self._watch.correction
+            self.watch.ended(step.launch.lane, ran.shape, ran.sms, began_s, ended_s, beside[0] if beside else None)
+            self.correction = self.watch.correction
         self.lanes.observe(step.launch.lane, done.started_s, done.finished_s, bool(step.launch.rows))
         if done.error:
             self._step_failed(step, done)
@@ -395,5 +395,5 @@ class State:
             longest_gap_s=self.lanes.longest_gap_s(now_s),
             queue_s=queue_s(self.estimator, self.limits, self.correction, self._queue.tokens),
             correction=self.correction,
-            forecast_errors=self._watch.errors if self._watch else NO_ERRORS,
+            forecast_errors=self.watch.errors if self.watch else NO_ERRORS,
         )

@@ -8,7 +8,7 @@ have taken the sum of t_i over the sum of t_i / T_i.
 from typing import NamedTuple
 
 from bulletserve.core.correction import Correction
-from bulletserve.core.operators import StepShape
+from bulletserve.core.operators import Kind, StepShape
 from bulletserve.core.partition import Partition
 from bulletserve.core.plan import Lane
 from bulletserve.core.snapshot import StepUnderWay
@@ -43,6 +43,11 @@ class StepWatch:
     def errors(self) -> Correction:
         """By kind of step, the mean |observed / corrected forecast - 1| of late."""
         return self._corrector.errors
+
+    @property
+    def mean_errors(self) -> dict[Kind, float]:
+        """By kind of step, the mean of the same over all steps."""
+        return self._corrector.mean_errors
 
     def ended(
         self, lane: Lane, shape: StepShape, sms: int, began_s: float, ended_s: float, beside: StepUnderWay | None

@@ -14,6 +14,8 @@ LOWEST_RATE = 0.1
 """A policy that does not attain at this rate (requests a second) has no goodput."""
 
 HIGHEST_RATE = 2000.0
+MOST_BRACKET_RUNS = 6
+_HALF = 1  # steps from the middle to either rate of a bracket: together less than goodput.MOST_APART
 _FIRST_JUMP = 6
 _NEAR, _FAR = 3, 7  # steps from the crossing within which attainment must be known on either side
 
@@ -28,11 +30,14 @@ def place_of(rate: float) -> int:
     return floor(log(rate) / log(STEP) + 1e-9)
 
 
-def search(run: Callable[[int], Met], first: int) -> dict[float, Met]:
+def search(run: Callable[[int], Met], first: int, lowest: int | None = None) -> dict[float, Met]:
     """The curve of all places that were run, beginning with `first`: two neighbours, one at 90 % and one below, are
     among them, unless it is below at the lowest rate or above at the highest. Some places further off are run too, for
-    the interval. Where less load is no help, the lowest rate is tried at once: what fails there has no goodput."""
-    lowest, highest = place_of(LOWEST_RATE), place_of(HIGHEST_RATE)
+    the interval. Where less load is no help, the lowest rate is tried at once: what fails there has no goodput.
+
+    `lowest`: the place of the lowest rate, that of LOWEST_RATE by default.
+    """
+    lowest, highest = place_of(LOWEST_RATE) if lowest is None else lowest, place_of(HIGHEST_RATE)
     found: dict[int, Met] = {}
 
     def attains(place: int) -> bool:
@@ -64,4 +69,23 @@ def search(run: Callable[[int], Met], first: int) -> dict[float, Met]:
         for near, far in ((good - _FAR, good - _NEAR), (bad + _NEAR, bad + _FAR)):
             if not any(near <= place <= far for place in found):
                 attains(max(lowest, (near + far) // 2))
+    return {rate_at(place): flags for place, flags in found.items()}
+
+
+def bracket(run: Callable[[int], Met], near: int, most_runs: int = MOST_BRACKET_RUNS) -> dict[float, Met]:
+    """Two rates around `near`, 4 % apart, and more on the side where 90 % lies until two have it between them, or
+    `most_runs` were run: the cheap search for who knows about where to look."""
+    found: dict[int, Met] = {}
+    low, high = near - _HALF, near + _HALF
+    for place in (low, high):
+        found[place] = run(place)
+    while len(found) < most_runs:
+        if float(found[low].mean()) < ATTAINED:
+            low -= 2 * _HALF
+            found[low] = run(low)
+        elif float(found[high].mean()) >= ATTAINED:
+            high += 2 * _HALF
+            found[high] = run(high)
+        else:
+            break
     return {rate_at(place): flags for place, flags in found.items()}

@@ -128,6 +128,23 @@ def estimate(curves: Sequence[Curve], seed: int = 0) -> Estimate:
     return Estimate(value, *_interval(drawn))
 
 
+def estimate_or_why(curves: Sequence[Curve], requests: int) -> Estimate | str:
+    """Goodput of a list of so many requests over seeds, or in words why the rates that were run do not tell it."""
+    rates = [rate for curve in curves for rate in curve]
+    if len(set(rates)) < 2:
+        return "goodput needs whole runs at two rates or more"
+    try:
+        scored(requests)
+        found = estimate(curves)
+    except ConfigError as error:
+        return str(error)
+    if found.value >= max(rates):
+        return f"goodput is {max(rates):.4g} req/s or more: attainment is 90 % or above at every rate that was run"
+    if not found.value:
+        return f"goodput is below {min(rates):.4g} req/s: attainment is below 90 % at every rate that was run"
+    return found
+
+
 def ratio(ours: Sequence[Curve], theirs: Sequence[Curve], seed: int = 0) -> Estimate | None:
     """Ours over theirs, capped, the same seeds in both; None where neither has any goodput."""
     one, other = (float(np.mean([goodput(curve) for curve in curves])) for curves in (ours, theirs))

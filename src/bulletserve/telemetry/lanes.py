@@ -1,12 +1,22 @@
-"""What the two lanes did: how long both were busy at once, and the longest gap of a running stream.
+"""What the two lanes did: the definitions of every figure of a run's steps, in one place.
 
-Knows nothing about requests. A gap is the time between the ends of two successive steps with decode rows while
-rows stayed; an idle engine has none.
+Knows nothing about requests.
+
+- gap: the time between the ends of two successive steps with decode rows while rows stayed; an idle engine has none.
+- both lanes: the time in which a step of its own ran on each lane; a mixed step, on both, is none of it.
+- partition: at each moment the SMs of the step that runs on the prefill lane and on the decode lane, "100+32", 0 for a
+  lane that idles; "mixed 132" while a mixed step runs, "idle" while nothing does. Its share is of the run's time.
+- mixed steps: their share of all steps that ended.
+- switches: steps on other SMs than the step before on their lane (that which carries them), a second.
+- joules per token: mean watts over output tokens a second, prompts' energy included.
 """
 
-from collections import deque
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from bulletserve.core.plan import Lane
+from bulletserve.telemetry.timeline import StepSpan
 
 _KEPT = 64
 GAP_WINDOW_S = 60.0
@@ -51,3 +61,62 @@ class LaneTimes:
         while self._gaps and self._gaps[-1][1] <= gap_s:
             self._gaps.pop()
         self._gaps.append((ended_s, gap_s))
+
+
+@dataclass(frozen=True, slots=True)
+class LaneUse:
+    """Of the steps of a run; `partitions`: share of the time by partition, the largest first. nan without steps."""
+
+    mixed_share: float
+    switches_per_s: float
+    partitions: dict[str, float]
+
+
+def lane_use(spans: Sequence[StepSpan], began_s: float, ended_s: float) -> LaneUse:
+    """Of the steps that ended between two moments, in the order of their ends."""
+    steps = [span for span in spans if began_s < span.finished_s <= ended_s]
+    last: dict[Lane, int] = {}
+    switches = 0
+    for span in steps:
+        switches += last.get(span.lanes[0], span.sms) != span.sms
+        last[span.lanes[0]] = span.sms
+    shares: defaultdict[str, float] = defaultdict(float)
+    for seconds, running in _course(spans, began_s, ended_s):
+        shares[_partition(running)] += seconds / (ended_s - began_s)
+    mixed = sum(span.kind == "mixed" for span in steps)
+    return LaneUse(
+        mixed / len(steps) if steps else float("nan"),
+        switches / (ended_s - began_s),
+        dict(sorted(shares.items(), key=lambda item: -item[1])),
+    )
+
+
+def joules_per_token(watts: float, tokens_per_s: float) -> float:
+    """nan where either is not known."""
+    return watts / tokens_per_s if tokens_per_s else float("nan")
+
+
+def _course(spans: Iterable[StepSpan], began_s: float, ended_s: float) -> Iterator[tuple[float, list[StepSpan]]]:
+    """How long which steps ran, moment after moment; a step that began later stands later."""
+    ran = [span for span in spans if span.finished_s > span.started_s]
+    moments = [(span.started_s, 1, span) for span in ran] + [(span.finished_s, 0, span) for span in ran]
+    running: list[StepSpan] = []
+    at_s = began_s
+    for moment_s, begins, span in sorted(moments, key=lambda one: one[:2]):
+        until_s = min(max(moment_s, began_s), ended_s)
+        if until_s > at_s:
+            yield until_s - at_s, running
+            at_s = until_s
+        if begins:
+            running.append(span)
+        else:
+            running.remove(span)
+    if ended_s > at_s:
+        yield ended_s - at_s, running
+
+
+def _partition(running: Sequence[StepSpan]) -> str:
+    sms = {span.kind: span.sms for span in running}
+    if "mixed" in sms:
+        return f"mixed {sms['mixed']}"
+    return f"{sms.get('prefill', 0)}+{sms.get('decode', 0)}" if sms else "idle"

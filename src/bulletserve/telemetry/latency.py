@@ -61,11 +61,18 @@ class Answer:
 
     def meets(self, slo: Slo) -> bool:
         """Whether every target was met; an answer without tokens or one that ended badly meets none."""
-        tpot_s, ttft_target_s = self.tpot_s, slo.ttft_target_s(self.prompt_tokens)
-        return bool(self.token_times_s and self.ended_well) and not (
-            (ttft_target_s is not None and self.ttft_s > ttft_target_s)
-            or (slo.tpot_s is not None and tpot_s is not None and tpot_s > slo.tpot_s)
+        return bool(self.token_times_s and self.ended_well) and within(
+            slo, self.prompt_tokens, self.ttft_s, self.tpot_s
         )
+
+
+def within(slo: Slo, prompt_tokens: int, ttft_s: float, tpot_s: float | None) -> bool:
+    """Whether these times of an answer are not above its targets."""
+    ttft_target_s = slo.ttft_target_s(prompt_tokens)
+    return not (
+        (ttft_target_s is not None and ttft_s > ttft_target_s)
+        or (slo.tpot_s is not None and tpot_s is not None and tpot_s > slo.tpot_s)
+    )
 
 
 def quantile(values: Iterable[float], q: float) -> float:

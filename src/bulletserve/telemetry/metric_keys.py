@@ -13,9 +13,15 @@ def key_part(text: str) -> str:
     return "".join(letter if letter.isalnum() else "_" for letter in text)
 
 
-def run_metrics(key: str, attainment: float, summary: Summary) -> dict[str, float]:
-    """The figures of one run at one rate: `attainment`, latencies in milliseconds, output tokens a second."""
+def summary_metrics(summary: Summary) -> dict[str, float]:
+    """The figures of a summary: latencies in milliseconds, output tokens a second."""
     latencies = {name: value for name, value in asdict(summary).items() if name.endswith("_s")}
     tokens_per_s = latencies.pop("tokens_per_s")
-    found = {f"{key}_{name.removesuffix('_s')}_ms": seconds * 1e3 for name, seconds in latencies.items()}
-    return {f"{key}_met_x": attainment, **found, f"{key}_tok_s": tokens_per_s}
+    return {f"{name.removesuffix('_s')}_ms": seconds * 1e3 for name, seconds in latencies.items()} | {
+        "tok_s": tokens_per_s
+    }
+
+
+def run_metrics(key: str, attainment: float, summary: Summary) -> dict[str, float]:
+    """The figures of one run at one rate, and its `attainment`."""
+    return {f"{key}_met_x": attainment} | {f"{key}_{name}": value for name, value in summary_metrics(summary).items()}

@@ -7,12 +7,13 @@ number. A record holds the tokens of prompts and answers: keep it as you would k
 """
 
 import dataclasses
+import gzip
+import zlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
-from io import BufferedReader
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import msgspec
 
@@ -93,7 +94,7 @@ class Record:
         self._last = b""
         self._number = 0
         try:
-            self._file: BufferedReader = path.open("rb")
+            self._file = _open(path)
         except OSError as error:
             raise RecordError(f"{path} cannot be read: {error.strerror or error}") from None
         try:
@@ -145,9 +146,15 @@ class Record:
         except (msgspec.MsgspecError, RecursionError) as error:
             raise self.broken(f"no part of a record ({error})") from error
 
+    def _next_line(self) -> bytes:
+        self._number += 1
+        try:
+            return self._file.readline()
+        except (EOFError, OSError, zlib.error) as error:
+            raise self.broken(f"the compressed file is damaged or cut off ({error})") from error
+
     def _bodies(self) -> Iterator[bytes]:
-        for line in self._file:
-            self._number += 1
+        while line := self._next_line():
             if not line.endswith(b"\n"):
                 raise self.broken("cut off in the middle; what comes before it is whole")
             try:
@@ -159,6 +166,13 @@ class Record:
             if found.hash.encode() != self._last:
                 raise self.broken("its hash is wrong: this line, or one before it, was changed, lost or moved")
             yield body
+
+
+def _open(path: Path) -> BinaryIO:
+    """A record as it was written, or compressed since (gzip); told apart by how it begins."""
+    with path.open("rb") as file:
+        compressed = file.read(2) == b"\x1f\x8b"
+    return cast(BinaryIO, gzip.open(path, "rb")) if compressed else path.open("rb")
 
 
 def _digest(last: bytes, body: bytes) -> bytes:

@@ -1,0 +1,138 @@
+"""What `bullet compare` shows and writes of its runs.
+
+Knows nothing about how they were made.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from bulletserve.comparison.measured import Measured
+from bulletserve.comparison.outcome import FIGURES, goodput_of, goodput_ratio, medians, paired_ratios, same_answers
+from bulletserve.comparison.run_folder import RunName
+from bulletserve.core.slo import Slo
+from bulletserve.telemetry.goodput import Estimate
+from bulletserve.telemetry.metric_keys import key_part
+
+_PARTITIONS_SHOWN = 3
+
+_MORE: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("mixed steps", "mixed_steps_x", lambda value: f"{value:.0%} of all steps"),
+    ("switches", "switches_per_s", lambda value: f"{value:.1f} a second"),
+    ("energy", "joules_per_token_j", lambda value: f"{value:.2f} J a token"),
+    ("power", "power_w", lambda value: f"{value:.0f} W"),
+    ("clock", "clock_mhz", lambda value: f"{value:.0f} MHz"),
+    ("forecasts off, prefill", "forecast_error_prefill_x", lambda value: f"{value:.1%}"),
+    ("forecasts off, decode", "forecast_error_decode_x", lambda value: f"{value:.1%}"),
+    ("forecasts off, mixed", "forecast_error_mixed_x", lambda value: f"{value:.1%}"),
+    ("preempted", "preemptions_n", lambda value: f"{value:.0f}"),
+    ("refused", "refused_n", lambda value: f"{value:.0f}"),
+)
+
+
+@dataclass(frozen=True)
+class Column:
+    """One arm at one rate: its rounds, and those that ratios are to (none: no ratios)."""
+
+    heading: str
+    rounds: Sequence[Measured]
+    base: Sequence[Measured] = ()
+
+
+def figure_table(title: str, columns: Sequence[Column], slo: Slo | None) -> Table:
+    """Figures by row: medians over rounds, each with its ratio. What is nought or unknown everywhere has no row."""
+    table = Table("", title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column.heading, justify="right")
+    figures = [medians(column.rounds) for column in columns]
+    if slo is not None:
+        table.add_row("met", *(f"{_attainment(column.rounds, slo):.1%}" for column in columns))
+    for name, label in FIGURES.items():
+        ratios = [paired_ratios(column.rounds, column.base) if column.base else {} for column in columns]
+        cells = zip(figures, ratios, strict=True)
+        table.add_row(label, *(_figure(name, of.get(name)) + _times(to.get(name)) for of, to in cells))
+    table.add_row("both lanes busy", *(f"{of['both_lanes_x']:.0%} of the time" for of in figures))
+    for label, name, words in _MORE:
+        if any(of.get(name) for of in figures):
+            table.add_row(label, *(words(of[name]) if name in of else "-" for of in figures))
+    table.add_row("partitions, prefill+decode", *(_partitions(column.rounds) for column in columns))
+    if any(column.base for column in columns):
+        table.add_row("same answers", *(f"{same_answers(column.rounds, column.base):.0%}" for column in columns))
+    return table
+
+
+def goodput_lines(
+    runs: Mapping[str, Sequence[Measured]], slo: Slo, requests: int
+) -> dict[str, tuple[Estimate | str, Estimate | None]]:
+    """Of each arm its goodput (or why there is none) and the ratio to the first arm's, where both have one."""
+    found = {policy: goodput_of(of_arm, slo, requests) for policy, of_arm in runs.items() if of_arm}
+    base = next(iter(runs))
+    both = [policy for policy in found if isinstance(found[policy], Estimate) and isinstance(found.get(base), Estimate)]
+    return {
+        policy: (value, goodput_ratio(runs[policy], runs[base], slo) if policy in both and policy != base else None)
+        for policy, value in found.items()
+    }
+
+
+def goodput_table(lines: Mapping[str, tuple[Estimate | str, Estimate | None]], title: str) -> Table:
+    """Goodput and paired ratios."""
+    table = Table(title=title, title_justify="left", pad_edge=False)
+    table.add_column("policy", overflow="fold")
+    table.add_column("goodput, req/s [95 %]", justify="right")
+    table.add_column("ratio [95 %]", justify="right", no_wrap=True)
+    for policy, (value, against) in lines.items():
+        told = value if isinstance(value, str) else value.describe()
+        table.add_row(policy, told, "-" if against is None else against.describe())
+    return table
+
+
+def metrics_of(
+    workload: str,
+    seed: int,
+    runs: Mapping[str, Sequence[Measured]],
+    goodputs: Mapping[str, tuple[Estimate | str, Estimate | None]],
+    slo: Slo | None,
+) -> dict[str, float]:
+    """Flat figures; keys end in their unit."""
+    found: dict[str, float] = {}
+    for of_arm in runs.values():
+        for one in of_arm:
+            stem = RunName(workload, one.policy, one.rate, seed, one.round).stem
+            found |= {f"{stem}_{name}": value for name, value in one.figures.items()}
+            if slo is not None:
+                found[f"{stem}_met_x"] = float(one.met(slo).mean())
+    base = next(iter(runs))
+    for policy, (value, against) in goodputs.items():
+        key = f"goodput_{key_part(workload)}_{key_part(policy)}"
+        if isinstance(value, Estimate):
+            found |= _estimate(key, value, "req_s")
+        if against is not None:
+            found |= _estimate(f"{key}_over_{key_part(base)}", against, "x")
+    return found
+
+
+def _estimate(key: str, value: Estimate, unit: str) -> dict[str, float]:
+    return {f"{key}_{unit}": value.value, f"{key}_low_{unit}": value.low, f"{key}_high_{unit}": value.high}
+
+
+def _attainment(rounds: Sequence[Measured], slo: Slo) -> float:
+    return sum(float(one.met(slo).mean()) for one in rounds) / len(rounds)
+
+
+def _figure(name: str, value: float | None) -> str:
+    if value is None or value != value:
+        return "-"
+    return f"{value:.1f}" if name == "tok_s" else f"{value:.{0 if value >= 100 else 1}f} ms"
+
+
+def _times(ratio: float | None) -> str:
+    return "" if ratio is None else f" {ratio:6.2f}x"
+
+
+def _partitions(rounds: Sequence[Measured]) -> str:
+    """The partitions that took most of the time, as the mean over rounds."""
+    names = {name for one in rounds for name in one.partitions}
+    shares = {name: sum(one.partitions.get(name, 0.0) for one in rounds) / len(rounds) for name in names}
+    first = sorted(shares, key=lambda name: (-shares[name], name))[:_PARTITIONS_SHOWN]
+    return "\n".join(f"{name}: {shares[name]:.0%}" for name in first)

@@ -1,0 +1,76 @@
+"""A folder of runs, one JSON document each: what is there is not run again.
+
+Knows nothing about how runs are made. A file's name tells the run, and a digest of all else that its figures depend on
+(`fingerprint`): runs of other code, versions, models or devices lie beside it, are never used and never overwritten.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from bulletserve.comparison.measured import Measured
+from bulletserve.core.errors import ConfigError
+from bulletserve.core.json_text import parse_json
+from bulletserve.results import write_result
+from bulletserve.telemetry.metric_keys import key_part
+
+
+@dataclass(frozen=True)
+class RunName:
+    """Which run of a workload."""
+
+    workload: str
+    policy: str
+    rate: float
+    seed: int
+    round: int
+
+    @property
+    def stem(self) -> str:
+        """As the beginning of a file's name, and of the names of figures."""
+        again = f"_round{self.round + 1}" if self.round else ""
+        seed = f"_seed{self.seed}" if self.seed else ""
+        return f"{key_part(self.workload)}_{key_part(self.policy)}_at_{key_part(f'{self.rate:.4g}')}{seed}{again}"
+
+    def file_name(self, fingerprint: Mapping[str, str], suffix: str = ".json") -> str:
+        """Of the run with that fingerprint; with another suffix, of what belongs to it."""
+        plain = json.dumps([self.policy, self.rate, self.seed, self.round, dict(fingerprint)], sort_keys=True)
+        return f"{self.stem}_{sha256(plain.encode()).hexdigest()[:8]}{suffix}"
+
+
+class RunFolder:
+    """`hardware`: as in a result. `told`: what was found there and not used, in words."""
+
+    def __init__(self, path: Path, hardware: Mapping[str, str | int]) -> None:
+        self.path = path
+        self._hardware = hardware
+        self.told: list[str] = []
+
+    def find(self, name: RunName, fingerprint: Mapping[str, str]) -> Measured | None:
+        """The run, if it is there. Raises `ConfigError` for a file that is damaged."""
+        path = self.path / name.file_name(fingerprint)
+        if not path.exists():
+            self._tell_others(name, fingerprint)
+            return None
+        try:
+            return Measured.from_json(parse_json(path.read_text()))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{path} is no run that can be read ({error!r}): remove it to run it again") from None
+
+    def keep(self, name: RunName, fingerprint: Mapping[str, str], run: Measured) -> None:
+        """Write it down, whole."""
+        more = run.to_json() | {"fingerprint": dict(fingerprint)}
+        more["run"] |= {"workload": name.workload, "seed": name.seed}
+        write_result(self.path / name.file_name(fingerprint), name.stem, run.figures, self._hardware, **more)
+
+    def _tell_others(self, name: RunName, fingerprint: Mapping[str, str]) -> None:
+        """Say what differs from a run of this name that is there."""
+        for path in sorted(self.path.glob(f"{name.stem}_{'[0-9a-f]' * 8}.json")):
+            try:
+                theirs = parse_json(path.read_text())["fingerprint"]
+                differs = [key for key in fingerprint if theirs.get(key) != fingerprint[key]]
+            except (OSError, ValueError, KeyError, TypeError, AttributeError):
+                differs = ["all, as it cannot be read"]
+            self.told.append(f"{path.name} is not used: other {', '.join(differs) or 'rate'}")
