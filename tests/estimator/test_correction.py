@@ -125,3 +125,4 @@ def test_errors_are_those_of_corrected_forecasts() -> None:
     for _ in range(400):
         corrector.observe("mixed", 0.010, 0.012)
     assert corrector.errors.mixed < 0.03
+    assert set(corrector.mean_errors) == {"mixed"} and corrector.errors.mixed < corrector.mean_errors["mixed"] < 0.2

@@ -85,6 +85,16 @@ def test_a_window_in_which_the_counter_stood_still_has_no_figure(nvml: Nvml) -> 
     assert all(map(isnan, one.end()))
 
 
+def test_what_came_after_the_window_does_not_count(nvml: Nvml) -> None:
+    one = Meter()
+    one.begin()
+    for _ in range(5):
+        nvml.now_s += 0.5
+        one.sample()
+    assert one.end(101.6) == (pytest.approx(300.0), 1490.0), "the mean of three clocks"
+    assert one.end()[1] == 1480.0
+
+
 def test_facts_of_the_card(nvml: Nvml) -> None:
     one = Meter(uuid="GPU-12-34")
     assert nvml.asked == "GPU-12-34"

@@ -1,6 +1,7 @@
 """The record as a file: what is read is what was written, damage is named by its line, and a full disk harms nobody."""
 
 import errno
+import gzip
 import logging
 import threading
 import time
@@ -209,3 +210,17 @@ def test_a_disk_that_is_full_from_the_start_is_a_mistake_of_the_command_line() -
         Recorder(Path("/dev/full"), {})
     with pytest.raises(ConfigError, match="cannot be written"):
         Recorder(Path("/nowhere/run"), {})
+
+
+def test_a_compressed_record_is_read_and_its_damage_named(tmp_path: Path) -> None:
+    plain = written(tmp_path / "run", [(0.5 * at, (EVENTS[3],), PLANS[:1]) for at in range(200)])
+    with gzip.open(tmp_path / "run.gz", "wb") as file:
+        file.write(plain.read_bytes())
+    with Record(tmp_path / "run.gz") as packed, Record(plain) as record:
+        assert packed.header == record.header
+        assert list(packed.turns()) == list(record.turns()) and packed.complete
+    whole = (tmp_path / "run.gz").read_bytes()
+    for broken in (whole[: len(whole) // 2], whole[:200] + b"\x00" * 9 + whole[209:]):
+        (tmp_path / "run.gz").write_bytes(broken)
+        with pytest.raises(RecordError, match=r"run\.gz, line \d+"), Record(tmp_path / "run.gz") as packed:
+            list(packed.turns())

@@ -212,8 +212,9 @@ def _show(
             console.print(f"In bfloat16 a near tie may fall either way, by what shares a batch{remedy}.")
     if slo is not None and _has_goodput(found):
         lines = goodput_lines(found.runs, slo, measuring.requests.count)
-        title = f"goodput, targets {slo.describe()}; ratios to {options.policies[0]}, paired over the same requests"
-        console.print(goodput_table(lines, title))
+        told = f"goodput, targets {slo.describe()}; ratios to {options.policies[0]}, paired over the same requests"
+        console.print(told, markup=False, soft_wrap=True)
+        console.print(goodput_table(lines))
 
 
 def _has_goodput(found: Found) -> bool:

@@ -75,9 +75,9 @@ def goodput_lines(
     }
 
 
-def goodput_table(lines: Mapping[str, tuple[Estimate | str, Estimate | None]], title: str) -> Table:
+def goodput_table(lines: Mapping[str, tuple[Estimate | str, Estimate | None]]) -> Table:
     """Goodput and paired ratios."""
-    table = Table(title=title, title_justify="left", pad_edge=False)
+    table = Table(pad_edge=False)
     table.add_column("policy", overflow="fold")
     table.add_column("goodput, req/s [95 %]", justify="right")
     table.add_column("ratio [95 %]", justify="right", no_wrap=True)
