@@ -1,14 +1,15 @@
 """Every option that takes a fraction, of every command: what is no number is refused before anything is done."""
 
 import argparse
+import re
 from importlib import import_module
 
 import pytest
 
 from bulletserve.cli import COMMANDS
-from bulletserve.commands.numbers import number, rate, rates, rates_or_inf
+from bulletserve.commands.numbers import number, rate, rate_each, rates, rates_or_inf
 
-READERS = (number, rate, rates, rates_or_inf)
+READERS = (number, rate, rate_each, rates, rates_or_inf)
 
 
 def actions() -> list[tuple[str, argparse.Action]]:
@@ -37,12 +38,12 @@ def test_what_is_no_number_is_refused(command: str, flag: str, text: str, capsys
     with pytest.raises(SystemExit) as caught:
         cli.main([command, f"{flag}={text}"])
     assert caught.value.code == 2
-    assert f"argument {flag}: " in capsys.readouterr().err
+    assert re.search(f"argument {flag}(/--[a-z-]+)?: ", capsys.readouterr().err)
 
 
 def test_only_where_it_means_something_is_infinity_a_rate() -> None:
-    assert rates_or_inf("8,inf") == (8.0, float("inf"))
-    for read in (rate, rates, number):
+    assert rates_or_inf("8,inf") == (8.0, float("inf")) and rate_each("8,8") == (8.0, 8.0)
+    for read in (rate, rate_each, rates, number):
         with pytest.raises(argparse.ArgumentTypeError):
             read("inf")
 

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from bulletserve.calibration_run import gpu_uuid
 from bulletserve.commands.compare_requests import add_request_arguments, named_workload, requests_of
-from bulletserve.commands.compare_tables import Column, figure_table, goodput_lines, goodput_table, metrics_of
-from bulletserve.commands.numbers import number, rates
+from bulletserve.commands.compare_tables import LEGEND, Column, figure_table, goodput_lines, goodput_table, metrics_of
+from bulletserve.commands.numbers import number, rate_each, rates
 from bulletserve.commands.options import add_engine_arguments, engine_config
 from bulletserve.commands.outputs import check_outputs
 from bulletserve.commands.targets import add_target_arguments, named_targets
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--around",
-        type=rates,
+        type=rate_each,
         metavar="R[,R...]",
         help="two rates around R, and more if 90 %% does not lie between them; one R for all arms or one for each",
     )
@@ -101,7 +101,7 @@ def run(options: argparse.Namespace) -> int:
         measuring = _measuring(options, workload, slo, engine, began_s)
         console.print(engine.info.describe(), *engine.info.notes, sep="\n", markup=False, soft_wrap=True)
         console.print(_about(workload, measuring, slo), markup=False, soft_wrap=True)
-        with console.status("") as status:
+        with console.status("", refresh_per_second=1) as status:  # its thread is one more that wants the GIL
             measuring.announce = status.update
             if options.runs is not None:
                 measuring.on_run = lambda one: console.print(_line(one, slo), markup=False, soft_wrap=True)
@@ -210,6 +210,7 @@ def _show(
         if info.dtype == "bfloat16":
             remedy = "; --dtype float32 shows none" if info.device.startswith("CPU") else ""
             console.print(f"In bfloat16 a near tie may fall either way, by what shares a batch{remedy}.")
+    console.print(LEGEND, soft_wrap=True)
     if slo is not None and _has_goodput(found):
         lines = goodput_lines(found.runs, slo, measuring.requests.count)
         told = f"goodput, targets {slo.describe()}; ratios to {options.policies[0]}, paired over the same requests"

@@ -16,16 +16,19 @@ from bulletserve.telemetry.goodput import Estimate
 from bulletserve.telemetry.metric_keys import key_part
 
 _PARTITIONS_SHOWN = 3
+_FORECASTS = "forecast_error_"
+
+LEGEND = (
+    "Partitions: SMs (of a CPU: threads) of prefill + decode by their share of the time. Forecasts off: mean error of "
+    "prefill/decode/mixed steps."
+)
 
 _MORE: tuple[tuple[str, str, Callable[[float], str]], ...] = (
-    ("mixed steps", "mixed_steps_x", lambda value: f"{value:.0%} of all steps"),
-    ("switches", "switches_per_s", lambda value: f"{value:.1f} a second"),
-    ("energy", "joules_per_token_j", lambda value: f"{value:.2f} J a token"),
+    ("mixed steps", "mixed_steps_x", lambda value: f"{value:.0%} of steps"),
+    ("switches", "switches_per_s", lambda value: f"{value:.1f}/s"),
+    ("energy", "joules_per_token_j", lambda value: f"{value:.2f} J/token"),
     ("power", "power_w", lambda value: f"{value:.0f} W"),
     ("clock", "clock_mhz", lambda value: f"{value:.0f} MHz"),
-    ("forecasts off, prefill", "forecast_error_prefill_x", lambda value: f"{value:.1%}"),
-    ("forecasts off, decode", "forecast_error_decode_x", lambda value: f"{value:.1%}"),
-    ("forecasts off, mixed", "forecast_error_mixed_x", lambda value: f"{value:.1%}"),
     ("preempted", "preemptions_n", lambda value: f"{value:.0f}"),
     ("refused", "refused_n", lambda value: f"{value:.0f}"),
 )
@@ -56,7 +59,9 @@ def figure_table(title: str, columns: Sequence[Column], slo: Slo | None) -> Tabl
     for label, name, words in _MORE:
         if any(of.get(name) for of in figures):
             table.add_row(label, *(words(of[name]) if name in of else "-" for of in figures))
-    table.add_row("partitions, prefill+decode", *(_partitions(column.rounds) for column in columns))
+    if any(name.startswith(_FORECASTS) for of in figures for name in of):
+        table.add_row("forecasts off", *map(_forecasts, figures))
+    table.add_row("partitions", *(_partitions(column.rounds) for column in columns))
     if any(column.base for column in columns):
         table.add_row("same answers", *(f"{same_answers(column.rounds, column.base):.0%}" for column in columns))
     return table
@@ -128,6 +133,12 @@ def _figure(name: str, value: float | None) -> str:
 
 def _times(ratio: float | None) -> str:
     return "" if ratio is None else f" {ratio:6.2f}x"
+
+
+def _forecasts(figures: Mapping[str, float]) -> str:
+    """Of prefill, decode and mixed steps."""
+    errors = [figures.get(f"{_FORECASTS}{kind}_x") for kind in ("prefill", "decode", "mixed")]
+    return "/".join("-" if error is None else f"{error:.0%}" for error in errors)
 
 
 def _partitions(rounds: Sequence[Measured]) -> str:

@@ -35,6 +35,11 @@ def rates_or_inf(text: str) -> tuple[float, ...]:
     return _rates(text, all_at_once=True)
 
 
+def rate_each(text: str) -> tuple[float, ...]:
+    """A rate for each of several things, which may be equal."""
+    return tuple(_rate(word, all_at_once=False) for word in text.split(","))
+
+
 def _rates(text: str, *, all_at_once: bool) -> tuple[float, ...]:
     found = tuple(_rate(word, all_at_once=all_at_once) for word in text.split(","))
     if len(set(found)) != len(found):
