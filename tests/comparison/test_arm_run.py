@@ -6,13 +6,15 @@ import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bulletserve.agreement import agreement
 from bulletserve.comparison.arm_run import ArmRun, OutOfTime, TimedPrompt, run_arm
 from bulletserve.compose import Engine, record_to
-from bulletserve.core.errors import PolicyError
+from bulletserve.core.errors import EngineError, PolicyError
+from bulletserve.core.launch import Launch
 from bulletserve.core.slo import Slo
 from bulletserve.scheduler.replay import RecordedEngine, Replay
 from bulletserve.scheduler.state import State
@@ -67,6 +69,23 @@ def test_a_run_that_is_out_of_time_is_broken_off(engine: Engine) -> None:
     with pytest.raises(OutOfTime):
         run_arm(engine, "static_split", prompts(output_tokens=1500), until_s=time.monotonic() + 0.5)
     assert tokens(run_arm(engine, "static_split", prompts())) == before
+
+
+def test_a_step_that_fails_ends_the_run_with_its_error(engine: Engine) -> None:
+    before = tokens(run_arm(engine, "time_sliced", prompts()))
+
+    def fail(launch: Launch) -> None:
+        if launch.step_id == 2:
+            raise ArithmeticError("a bit fell over")
+
+    executor: Any = engine.executor
+    executor.before_step = fail
+    try:
+        with pytest.raises(EngineError, match="a bit fell over"):
+            run_arm(engine, "time_sliced", prompts())
+    finally:
+        executor.before_step = None
+    assert tokens(run_arm(engine, "time_sliced", prompts())) == before
 
 
 @pytest.mark.usefixtures("misbehaving")

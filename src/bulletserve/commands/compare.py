@@ -11,6 +11,7 @@ from rich.console import Console
 from bulletserve.calibration_run import gpu_uuid
 from bulletserve.commands.compare_requests import add_request_arguments, named_workload, requests_of
 from bulletserve.commands.compare_tables import LEGEND, Column, figure_table, goodput_lines, goodput_table, metrics_of
+from bulletserve.commands.gpu_report import driver_version
 from bulletserve.commands.numbers import number, rate_each, rates
 from bulletserve.commands.options import add_engine_arguments, engine_config
 from bulletserve.commands.outputs import check_outputs
@@ -142,15 +143,21 @@ def _check(options: argparse.Namespace) -> None:
 def _measuring(
     options: argparse.Namespace, workload: Workload | None, slo: Slo | None, engine: Engine, began_s: float
 ) -> Measuring:
-    device = choose_device(options.device)
     if options.record is not None:
         options.record.mkdir(parents=True, exist_ok=True)
-    meter = Meter(uuid=gpu_uuid()) if device == "cuda" else None
+    on_gpu = choose_device(options.device) == "cuda"
+    meter = Meter(uuid=gpu_uuid()) if on_gpu else None
+    hardware: dict[str, str | int] = {"device": engine.info.device}
+    if on_gpu:
+        hardware["driver"] = driver_version() or "unknown"
+    if meter is not None and (limit_w := meter.power_limit_w()) is not None:
+        hardware["power_limit_w"] = round(limit_w)
     return Measuring(
         engine,
         requests_of(options, workload, engine),
         slo or Slo(),
-        folder=None if options.runs is None else RunFolder(options.runs, {"device": engine.info.device}),
+        hardware,
+        folder=None if options.runs is None else RunFolder(options.runs, hardware),
         record=options.record,
         meter=None if meter is None or meter.why_not else meter,
         until_s=inf if options.time_limit is None else began_s + options.time_limit,
@@ -246,5 +253,4 @@ def _write(options: argparse.Namespace, measuring: Measuring, found: Found, slo:
         "without_goodput": {policy: value for policy, (value, _) in lines.items() if isinstance(value, str)},
     }
     metrics = metrics_of(name, options.seed, found.runs, lines, slo)
-    hardware: dict[str, str | int] = {"device": measuring.engine.info.device}
-    write_result(options.json, f"compare_{name}", metrics, hardware, **more)
+    write_result(options.json, f"compare_{name}", metrics, measuring.hardware, **more)

@@ -170,11 +170,12 @@ def _serve(loop: Loop, collector: Collector, waited_for: range, until_s: float) 
         if loop.stalled:
             raise PolicyError(loop.stalled)
         while number is not None and collector.answers[number].finish:
-            if collector.answers[number].finish is FinishReason.ERROR:
-                raise EngineError(collector.messages[number])
             number = next(numbers, None)
         if time.monotonic() > until_s:
             raise OutOfTime
+    for number, message in collector.messages.items():
+        if collector.answers[number].finish is FinishReason.ERROR:
+            raise EngineError(message)
 
 
 def _clear(engine: Engine, loop: Loop) -> None:

@@ -45,14 +45,15 @@ class Requests:
 
 @dataclass
 class Measuring:
-    """One comparison's runs. `record`: a folder for their records; `until_s`: when the time is over (monotonic);
-    `announce` hears what begins, `on_run` of every run that was made. `failed`: policies at fault and what they did;
-    `told`: what else has to be said.
+    """One comparison's runs. `hardware`: as in a result; `record`: a folder for their records; `until_s`: when the time
+    is over (monotonic); `announce` hears what begins, `on_run` of every run that was made. `failed`: policies at fault
+    and what they did; `told`: what else has to be said.
     """
 
     engine: Engine
     requests: Requests
     slo: Slo
+    hardware: Mapping[str, str | int] = field(default_factory=dict)
     folder: RunFolder | None = None
     record: Path | None = None
     meter: Meter | None = None
