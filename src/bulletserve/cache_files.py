@@ -14,10 +14,16 @@ def cache_root() -> Path:
     return (Path(cache) if cache else Path.home() / ".cache") / "bulletserve"
 
 
+def try_out(path: Path) -> None:
+    """Raise the `OSError` that keeps `write_whole` from writing `path`; folders that are missing are made."""
+    handle, draft = _new_draft(path)
+    os.close(handle)
+    Path(draft).unlink()
+
+
 def write_whole(path: Path, text: str) -> None:
     """Write a file so that it is there whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, draft = _new_draft(path)
     try:
         with os.fdopen(handle, "w") as file:
             file.write(text)
@@ -25,3 +31,8 @@ def write_whole(path: Path, text: str) -> None:
     except BaseException:
         Path(draft).unlink(missing_ok=True)
         raise
+
+
+def _new_draft(path: Path) -> tuple[int, str]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

@@ -15,7 +15,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from bulletserve.commands.gpu_report import driver_version, installed
-from bulletserve.core.errors import EngineError
+from bulletserve.core.errors import ConfigError, EngineError
 from bulletserve.core.samples import Sample
 from bulletserve.estimator.calibration import Calibration
 from bulletserve.estimator.errors import Predictor, by_group, exact
@@ -242,7 +242,10 @@ def device_facts(plan: CalibrationPlan) -> dict[str, Any]:
 def fit_measured(measured: Measurements) -> Calibration:
     """The calibration, not judged. Raises `ConfigError` where there are too few samples."""
     fitting = import_module("bulletserve.estimator.fit")  # brings scipy
-    facts = fitting.DeviceFacts(**measured.device)
+    try:
+        facts = fitting.DeviceFacts.checked(measured.device)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the samples do not say of which device they are: {error}") from error
     found: Calibration = fitting.fit(measured.fitted, facts, measured.shape, measured.dtype_bytes).calibration
     return found
 

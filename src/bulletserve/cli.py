@@ -4,6 +4,7 @@ Knows nothing about what the subcommands do; each is a module of `commands` with
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -29,6 +30,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(list(sys.argv[1:] if argv is None else argv))
     except BulletError as error:
         print(f"bullet: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # nobody reads what we print, as with `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:  # a disk that fills up, a file that goes away: what was tried out may still fail later
+        print(f"bullet: {error.filename or 'the system'}: {error.strerror or error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 
 from bulletserve.compose import Engine
-from bulletserve.core.errors import EngineError
+from bulletserve.core.errors import EngineError, PolicyError
 from bulletserve.core.events import Arrived
 from bulletserve.core.prefix import block_hashes
 from bulletserve.core.request import Request
@@ -81,6 +81,8 @@ def run_arm(engine: Engine, policy: str, prompts: Sequence[TimedPrompt], observe
             loop.turn()
             if loop.state.fault:
                 raise EngineError(loop.state.fault)
+            if loop.stalled:
+                raise PolicyError(loop.stalled)
     finally:
         ended.set()
         feeder.join()

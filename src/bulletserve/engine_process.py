@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bulletserve.core.config import EngineConfig
-from bulletserve.core.errors import BulletError
+from bulletserve.core.errors import BulletError, PolicyError
 from bulletserve.telemetry.recorder import Recorder
 from bulletserve.transport.addresses import Addresses
 
@@ -127,6 +127,10 @@ def _serve(config: EngineConfig, addresses: Addresses, record: Path | None) -> i
             return EXIT_FAULT
         engine.close()
         return 0
+    except PolicyError as error:
+        _log.exception("the engine failed")  # whoever wrote the policy needs its lines
+        end.fatal(str(error))
+        return EXIT_FAULT
     except BulletError as error:
         end.fatal(str(error))
         return EXIT_CONFIG

@@ -11,8 +11,9 @@ from typing import Any
 
 from bulletserve.cache_files import write_whole
 from bulletserve.core.errors import ConfigError
+from bulletserve.core.json_text import parse_json
 from bulletserve.core.samples import Sample
-from bulletserve.core.shapes import ModelShape, RopeScaling
+from bulletserve.core.shapes import ModelShape
 
 FORMAT = 1
 
@@ -58,14 +59,13 @@ class Measurements:
 def load_measurements(path: Path) -> Measurements:
     """What `Measurements.save` wrote. Raises `ConfigError` where there is none."""
     try:
-        document = json.loads(path.read_text())
+        document = parse_json(path.read_text())
         if document["format"] != FORMAT:
             raise ConfigError(f"{path} holds samples of format {document['format']}, this version reads {FORMAT}")
         fit, held_out, power = (tuple(map(Sample.from_json, document[name])) for name in ("fit", "held_out", "power"))
-        scaling = RopeScaling(**document["shape"].pop("rope_scaling"))
         return Measurements(
-            device=document["device"],
-            shape=ModelShape(**document["shape"], rope_scaling=scaling),
+            device=dict(document["device"]),
+            shape=ModelShape.from_json(document["shape"]),
             dtype_bytes=int(document["dtype_bytes"]),
             fit=fit,
             held_out=held_out,
@@ -75,5 +75,5 @@ def load_measurements(path: Path) -> Measurements:
         )
     except OSError as error:
         raise ConfigError(f"the samples behind the calibration should lie in {path}: {error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ConfigError(f"{path} holds no samples: {error!r}") from error

@@ -18,8 +18,9 @@ from bulletserve.scheduler.replay import RecordedEngine
 from bulletserve.simulator.experiment import Setup, run_arm, scored_answers
 from bulletserve.simulator.goodput_search import place_of, rate_at, search
 from bulletserve.simulator.measured import MeasuredTruth
+from bulletserve.simulator.reach import could_meet
 from bulletserve.simulator.truth import ModelTruth, Truth, perturbation
-from bulletserve.telemetry.goodput import Curve, Estimate, Met, counted, estimate, met
+from bulletserve.telemetry.goodput import ATTAINED, Curve, Estimate, Met, counted, estimate, met, scored
 from bulletserve.telemetry.latency import Answer, Summary, summarise
 from bulletserve.telemetry.recorder import Recorder
 from bulletserve.telemetry.timeline import StepSpan, Timeline
@@ -29,7 +30,8 @@ from bulletserve.workload.named import Workload
 
 @dataclass(frozen=True)
 class ArmAtRate:
-    """One policy at one rate. `scored`: the answers that count; `spans`: every step."""
+    """One policy at one rate. `scored`: the answers that count; `spans`: every step; `record_broke`: why the record of
+    it is not whole ("": it is, or none was wanted)."""
 
     policy: str
     rate: float
@@ -39,14 +41,17 @@ class ArmAtRate:
     both_lanes_share: float
     preemptions: int
     spans: Sequence[StepSpan]
+    record_broke: str = ""
 
 
 @dataclass(frozen=True)
 class Found:
-    """A searched goodput, and the runs it comes from."""
+    """A searched goodput, and the runs it comes from: none where no run was needed. `why_none`: why it is 0, in words
+    ("": it is more)."""
 
     goodput: Estimate
     curve: Curve
+    why_none: str = ""
 
 
 def open_calibration(text: str) -> Estimator:
@@ -108,18 +113,28 @@ def simulate_arm(
         both_lanes_share=lanes.both_busy_s / took_s,
         preemptions=run.state.preemptions,
         spans=timeline.spans,
+        record_broke="" if recorder is None else recorder.stopped,
     )
 
 
 def find_goodput(setup: Setup, truth: Truth, policy: str, workload: Workload, seed: int, slo: Slo) -> Found:
-    """Bisect the rate to 2 %."""
+    """Bisect the rate to 2 %, unless the device cannot keep the targets of so many requests even one by one."""
+    requests = workload.requests
+    within = [could_meet(truth, setup.limits, [requests[number]], slo)[0] for number in scored(len(requests))]
+    share = sum(within) / len(within)
+    if share < ATTAINED:
+        why = f"even alone on the device at most {share:.0%} of the scored requests could meet these targets"
+        return Found(Estimate(0.0, 0.0, 0.0), {}, why)
 
     def run(place: int) -> Met:
         answers = scored_answers(setup, policy, workload.requests, rate_at(place), seed, slo, truth)
         return met(answers, slo)
 
-    curve = search(run, place_of(setup.first_rate(workload.requests)))
-    return Found(estimate([curve]), curve)
+    curve = search(run, place_of(setup.first_rate(requests)))
+    found = estimate([curve])
+    lowest = min(curve)
+    why = "" if found.value else f"{curve[lowest].mean():.0%} met their targets at {lowest:.2g} req/s, the lowest rate"
+    return Found(found, curve, why)
 
 
 def _both(one: Observer, other: Observer | None) -> Observer:

@@ -1,4 +1,4 @@
-"""The bar on the terminal, and the file of lines when the disk is full."""
+"""The bar on the terminal, the file of lines when the disk is full, and a server whose engine dies."""
 
 import io
 from pathlib import Path
@@ -7,9 +7,13 @@ import pytest
 from rich.console import Console
 
 from bulletserve.client import measure
-from bulletserve.client.measure import RequestLines
+from bulletserve.client.measure import RequestLines, Wanted
+from bulletserve.client.prompts import TimedPrompt
 from bulletserve.client.replay import Progress
+from bulletserve.client.report import RateResult, remarks
 from bulletserve.core.errors import ConfigError
+from bulletserve.core.slo import Slo
+from tests.client.fake_server import STREAM, FakeServer, answers, event, says, status, token
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
@@ -37,3 +41,18 @@ def test_a_full_disk_ends_the_file_and_not_the_run(capsys: pytest.CaptureFixture
 def test_a_file_that_cannot_be_opened_is_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--jsonl"):
         RequestLines(tmp_path / "none" / "lines.jsonl")
+
+
+def test_an_engine_that_dies_behind_a_server_is_told_apart_from_refusals() -> None:
+    error = event({"error": {"message": "the engine died"}})
+    scripts = [answers(), status(503, b"{}"), says(STREAM, token(), error)]
+    with FakeServer(lambda number, body: scripts[number % 3]) as server:
+        prompts = [TimedPrompt(number, 0.0, (1, 2), 2, 3) for number in range(6)]
+        wanted = Wanted(f"{server.url}/v1", None, 30.0, "fake", False, {}, Slo("none"))
+        results: list[RateResult] = []
+        with RequestLines(None) as lines:
+            measure.measure(wanted, lambda run: prompts, (100.0,), lines, results)
+    (one,) = results
+    assert one.broken == one.kinds["error_event"] == 2 and not one.server_gone
+    (said,) = (text for text in remarks(results, 10.0) if "broken off" in text)
+    assert "2 of 6" in said and "it answers now" in said

@@ -123,8 +123,9 @@ def test_failures_are_counted_and_end_nothing(tmp_path: Path, capsys: pytest.Cap
     jsonl, document = tmp_path / "lines.jsonl", tmp_path / "out.json"
     with fake(lambda number, body: scripts[number % 4]) as server:
         words = ["--url", server.url, "--requests", 20, "--rate", 200, "--jsonl", jsonl, "--json", document, *CALM]
-        assert bench(*words, "--prompt-tokens", 4, "--output-tokens", 3, "--report", tmp_path) == 0
+        assert bench(*words, "--prompt-tokens", 4, "--output-tokens", 3, "--report", tmp_path) == 5
     shown = capsys.readouterr().out
+    assert "10 of 20 requests were broken off or found no connection" in shown and "it answers now" in shown
     assert "5 x http_429, such as: full" in shown and "5 x cut" in shown and "5 x connect" in shown
     metrics = json.loads(document.read_text())["metrics"]
     assert (metrics["synthetic_at_200_http_429_n"], metrics["synthetic_at_200_whole_answers_n"]) == (5, 5)
@@ -132,6 +133,36 @@ def test_failures_are_counted_and_end_nothing(tmp_path: Path, capsys: pytest.Cap
     assert len(lines_of(jsonl)) == 20
     drawn = (tmp_path / "course.svg").read_text()
     assert "15 failed (ticks)" in drawn and RED.lower() in drawn
+
+
+def test_refusals_alone_are_a_measurement() -> None:
+    with fake(lambda number, body: status(429, b"{}") if number % 2 else answers()) as server:
+        words = ["--url", server.url, "--requests", 20, "--rate", 200, *CALM]
+        assert bench(*words, "--prompt-tokens", 4, "--output-tokens", 3) == 0
+
+
+def test_a_server_that_dies_in_the_middle_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Six streams are cut with it, and whoever comes after them finds no connection; no other rate is tried."""
+    code = (
+        "import os, sys\nfrom tests.client.fake_server import FakeServer, answers, says\n"
+        "async def die(writer, body):\n    os._exit(1)\n"
+        "server = FakeServer(lambda number, body: answers(30.0) if 10 <= number < 16 else die if number == 16 "
+        "else answers())\nprint(server.url, flush=True)\nsys.stdin.read()\n"
+    )
+    document = tmp_path / "out.json"
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    words = ["--url", process.stdout.readline().strip(), "--requests", 20, "--rate", "50,60", "--arrivals", "even"]
+    try:
+        assert bench(*words, "--prompt-tokens", 4, "--output-tokens", 3, "--json", document, *CALM) == 5
+    finally:
+        process.kill()
+        process.communicate()
+    shown = capsys.readouterr().out
+    assert "6 x cut" in shown and "THE SERVER DIED" in shown and "11 of 20 requests were broken off" in shown
+    found = json.loads(document.read_text())
+    assert found["complete"] is False and "at 60" not in shown
+    assert any("THE SERVER DIED" in note for note in found["notes"])
 
 
 def test_no_answer_at_all_has_a_status_of_its_own(tmp_path: Path) -> None:

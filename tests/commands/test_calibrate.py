@@ -11,8 +11,9 @@ from PIL import Image
 from bulletserve import calibration_run, cli
 from bulletserve.cache_files import write_whole
 from bulletserve.calibrations import default_path, find_calibration, samples_path
-from bulletserve.commands import calibrate
+from bulletserve.commands import calibrate, outputs
 from bulletserve.core.config import EngineConfig
+from bulletserve.core.operators import StepShape
 from bulletserve.core.partition import Lattice, Partition
 from bulletserve.core.samples import Sample
 from bulletserve.core.shapes import ModelShape
@@ -28,6 +29,7 @@ from bulletserve.profiling.points import Point
 from bulletserve.profiling.scope import gpu_scope
 from bulletserve.resources.cpu_threads import usable_cores
 from tests.end_to_end.test_processes import CONFIG
+from tests.simulator.devices import LLAMA_8B
 
 LLAMA = ModelShape("llama", 32, 4096, 14336, 32, 8, 128, 128256, 131072)
 
@@ -158,7 +160,7 @@ def test_on_a_gpu_the_engine_has_room_for_a_full_batch_and_prompts(
 def test_without_matplotlib_a_report_is_refused_at_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(calibrate, "find_spec", lambda name: None)
+    monkeypatch.setattr(outputs, "find_spec", lambda name: None)
     assert cli.main(["calibrate", "--report", "somewhere"]) == 1
     assert "pip install matplotlib" in capsys.readouterr().err
 
@@ -325,3 +327,33 @@ def test_a_step_beside_nothing_draws_no_surface(tmp_path: Path) -> None:
     )
     calibration, _ = calibration_run.fit_and_judge(alone)
     assert corun_figure(calibration, alone) is None and power_figure(calibration, alone) is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"seconds": 0.05', '"seconds": NaN', "NaN is no number of JSON"),
+        ('"seconds": 0.05', '"seconds": -1', "nothing measured is -1.0"),
+        ('"seconds": 0.05', '"seconds": 1e999', "nothing measured is inf"),
+        ('"format": 1', '"format": 1, "more": ' + "[" * 100_000, "nested too deeply"),
+        ('"num_layers": 32', '"num_layers": 0', "sizes of a model"),
+        ('"total_sms": 132', '"total_sms": 0', "total_sms is 0"),
+        ('"total_sms": 132', '"total": 132', "do not say of which device"),
+        ('"top_clock_mhz": 1830.0', '"top_clock_mhz": 1e999', "top_clock_mhz is inf"),
+        ('"device": {', '"device": 7, "was": {', "holds no samples"),
+    ],
+)
+def test_samples_with_impossible_numbers_are_one_line(
+    old: str, new: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prefill = Sample(StepShape.prefill([(2048, 0)], 32, 1), Partition(132, 0), None, 0.05)
+    decode = Sample(StepShape.decode(32, 65536, 32), Partition(0, 132), None, 0.007)
+    facts = {"name": "a card", "total_sms": 132, "power_cap_w": None, "top_clock_mhz": 1830.0}
+    path = tmp_path / "a.samples.json"
+    Measurements(facts, LLAMA_8B, 2, (prefill, decode), ()).save(path)
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    assert cli.main(["calibrate", "--from", str(path)]) == 1
+    said = capsys.readouterr().err
+    assert message in said and said.startswith("bullet: ") and said.count("\n") == 1

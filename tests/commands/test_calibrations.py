@@ -1,5 +1,6 @@
 """Which calibration fits: the user's own before the package's, this model's before another's, then the datasheet."""
 
+import json
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -102,10 +103,20 @@ def test_numbers_of_another_size_do_not_count() -> None:
 def test_broken_files_and_samples_are_passed_over(caplog: pytest.LogCaptureFixture) -> None:
     path = put(measured(LLAMA))
     samples_path(path).write_text("{}")
-    (cache_folder() / "broken.json").write_text("{")
+    for name, text in (("broken", "{"), ("deep", "[" * 100_000), ("list", "[]"), ("dated", put_text(path, "date", 7))):
+        (cache_folder() / f"{name}.json").write_text(text)
     with caplog.at_level(logging.WARNING):
         assert find(H200, 132, LLAMA)[0] == measured(LLAMA)
-    assert len(caplog.records) == 1 and "broken.json" in caplog.text
+    assert len(caplog.records) == 4 and all(
+        f"{name}.json" in caplog.text for name in ("broken", "deep", "list", "dated")
+    )
+
+
+def put_text(path: Path, name: str, value: object) -> str:
+    """A calibration's file with another value in its provenance."""
+    document = json.loads(path.read_text())
+    document["provenance"][name] = value
+    return json.dumps(document)
 
 
 def test_of_equal_ones_the_newest_counts() -> None:

@@ -132,6 +132,8 @@ def test_a_recorded_simulation_is_replayed(
         (["--rate", "5", "--tier", "tight", "--tpot-slo-ms", "5"], "leave --ttft-slo-ms"),
         (["--rate", "5", "--tpot-slo-ms", "-5"], "must be a number of milliseconds"),
         (["--rate", "5", "--perturb", "2"], "share from 0 to 1"),
+        (["--rate", "5", "--cache-tokens", "99999999999999"], "at most 268435456 tokens"),
+        (["--rate", "5", "--max-num-seqs", "99999999999999"], "4096 seats"),
         (["--rate", "5", "--json", "/nowhere/x.json"], "folder that can be written"),
         (["--rate", "5", "--workload", "none"], "no workload 'none'"),
         (["--rate", "5", "--calibration", "none"], "shipped are"),
@@ -174,3 +176,19 @@ def test_a_workload_of_which_nothing_fits_is_said(tmp_path: Path, capsys: pytest
     words = ["simulate", "--calibration", "nvidia-h200", "--workload", str(path), "--rate", "5"]
     assert cli.main([*words, "--policy", "time_sliced"]) != 0
     assert "no request of it fits" in capsys.readouterr().err
+
+
+def test_targets_that_nothing_can_meet_are_said_at_once(
+    calibration: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(*_: object) -> None:
+        raise AssertionError("it takes minutes")
+
+    monkeypatch.setattr("bulletserve.simulation.scored_answers", run)
+    words = ["simulate", "--calibration", calibration, "--workload", "long-context", "--goodput", *ARMS]
+    assert bullet(*words, "--tpot-slo-ms", "0.01", "--json", tmp_path / "out.json") == 0
+    shown = capsys.readouterr().out
+    assert shown.count("has no goodput: even alone on the device at most 0% of") == 2
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["metrics"]["goodput_long_context_static_split_decode_fraction_0_25_req_s"] == 0
+    assert len(found["without_goodput"]) == 2

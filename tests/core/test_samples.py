@@ -30,6 +30,15 @@ def test_a_sample_survives_json(sample: Sample) -> None:
         {"step": None},
         {"alongside": 7},
         {"watts": "many"},
+        {"watts": float("nan")},
+        {"clock_mhz": -1.0},
+        {"seconds": float("nan")},
+        {"seconds": float("inf")},
+        {"seconds": 0.0},
+        {"partition": [-1, 5]},
+        {"partition": [0, 0]},
+        {"partition": [10**9, 1]},
+        {"partition": [float("inf"), 1]},
     ],
 )
 def test_what_is_no_sample_is_a_value_error(change: dict[str, object]) -> None:

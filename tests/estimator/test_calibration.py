@@ -20,7 +20,8 @@ from tests.estimator.devices import CAPPED, LLAMA_8B
 def full() -> Calibration:
     shape = ModelShape("llama", 2, 8, 8, 2, 1, 4, 9, 64, rope_scaling=RopeScaling("llama3", 8.0))
     errors = {"mixed": {"median": 0.03, "p90": 0.08, "count": 12.0}}
-    origin = Provenance("measured", "580.1", "2.11.0", "abc123", "2026-11-29T00:00:00+00:00", 80, shape, errors)
+    date, dtype = "2026-11-29T00:00:00+00:00", "bfloat16"
+    origin = Provenance("measured", "580.1", "2.11.0", "abc123", date, 80, shape, dtype, holdout_errors=errors)
     return Calibration("NVIDIA H200", 132, CAPPED, origin)
 
 
@@ -64,6 +65,38 @@ def test_a_broken_file_is_refused(tmp_path: Path, key: str, value: object) -> No
     path.write_text(json.dumps(document))
     with pytest.raises(ConfigError):
         load(path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"total_sms": 132', '"total_sms": 1e999'),
+        ('"total_sms": 132', '"total_sms": NaN'),
+        ('"total_sms": 132', '"total_sms": 0'),
+        ('"total_sms": 132', '"total_sms": 99999999'),
+        ('"num_layers": 32', '"num_layers": 0'),
+        ('"num_layers": 32', '"num_layers": "many"'),
+        ('"hidden_size": 4096', '"hidden_size": 1e300'),
+        ('"num_kv_heads": 8', '"num_kv_heads": -8'),
+        ('"date": ""', '"date": 7'),
+        ('"top_clock_mhz": 1830.0', '"top_clock_mhz": 1e999'),
+    ],
+)
+def test_numbers_that_no_device_or_model_has(old: str, new: str, tmp_path: Path) -> None:
+    sheet = datasheet("NVIDIA H200", 132)
+    assert sheet is not None
+    text = replace(sheet, provenance=Provenance("datasheet", shape=LLAMA_8B)).to_json()
+    assert Calibration.from_json(text).provenance.shape == LLAMA_8B
+    assert old in text
+    with pytest.raises(ConfigError):
+        Calibration.from_json(text.replace(old, new))
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "[]", "7", '{"format": 1, "parameters": []}'])
+def test_json_that_is_no_calibration(text: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text(text)
+    with pytest.raises(ConfigError, match="no calibration"):
+        load(tmp_path / "file")
 
 
 def test_no_file_and_no_json(tmp_path: Path) -> None:

@@ -6,12 +6,14 @@ from itertools import pairwise
 
 import pytest
 
-from bulletserve.core.errors import PlanError
+from bulletserve.core.errors import PlanError, PolicyError
 from bulletserve.core.events import Arrived, CacheReset, Event, StepDone, Stop
 from bulletserve.core.launch import Launch
 from bulletserve.core.plan import DecodeStep, Plan
 from bulletserve.core.request import FinishReason, Request
-from bulletserve.core.snapshot import Snapshot
+from bulletserve.core.snapshot import Snapshot, Victim
+from bulletserve.scheduler import state
+from bulletserve.scheduler.decode_set import DecodeSet
 from bulletserve.scheduler.loop import MAX_PLANS_PER_TURN, STATUS_PERIOD_S
 from bulletserve.scheduler.policies.time_sliced import TimeSliced
 from bulletserve.scheduler.policy import Forecaster, Policy
@@ -49,6 +51,14 @@ def break_a_rule(snapshot: Snapshot) -> Plan:
     return Plan(starts=(DecodeStep("all", TOTAL_SMS + 1),))
 
 
+def return_nothing(snapshot: Snapshot) -> Plan:
+    return None  # type: ignore[return-value]
+
+
+def start_nonsense(snapshot: Snapshot) -> Plan:
+    return Plan(starts=("prefill", 3))  # type: ignore[arg-type]
+
+
 def check_all_answered(world: World, message: str) -> None:
     assert world.answers.finished.keys() == {request.id for request in world.case.requests}
     errors = [end for end in world.answers.finished.values() if end.reason is FinishReason.ERROR]
@@ -59,13 +69,101 @@ def check_all_answered(world: World, message: str) -> None:
 
 @pytest.mark.parametrize("decisions", [0, 1, 5, 30])
 @pytest.mark.parametrize(
-    ("then", "error"), [(fail, ZeroDivisionError), (interrupt, KeyboardInterrupt), (break_a_rule, PlanError)]
+    ("then", "error", "words"),
+    [
+        (fail, PolicyError, "the policy saboteur failed: ZeroDivisionError('no')"),
+        (return_nothing, PolicyError, "the policy saboteur failed: AttributeError"),
+        (start_nonsense, PolicyError, "the policy saboteur failed: "),
+        (break_a_rule, PlanError, "the policy saboteur broke a rule of plans: "),
+        (interrupt, KeyboardInterrupt, "the scheduler failed"),
+    ],
 )
-def test_a_policy_that_fails(then: Callable[[Snapshot], Plan], error: type[BaseException], decisions: int) -> None:
+def test_a_policy_that_fails(
+    then: Callable[[Snapshot], Plan], error: type[BaseException], words: str, decisions: int
+) -> None:
     world = World(at_once(busy_case()), Saboteur(decisions, then))
     with pytest.raises(error):
         world.loop.run()
-    check_all_answered(world, "the scheduler failed")
+    check_all_answered(world, words)
+
+
+class Lazy:
+    """Starts nothing before a moment, and then is sober."""
+
+    name = "lazy"
+    needs_forecasts = False
+    rules = QueueRules()
+
+    def __init__(self, until_s: float, admit: bool = False) -> None:
+        self._until_s, self._admit = until_s, admit
+        self._sober = TimeSliced(16)
+
+    def decide(self, snapshot: Snapshot, estimator: Forecaster) -> Plan:
+        if snapshot.now_s >= self._until_s:
+            return self._sober.decide(snapshot, estimator)
+        if self._admit and snapshot.waiting and not snapshot.admitted:
+            return Plan(admit=(snapshot.waiting[0].request_id,))
+        return Plan()
+
+
+def lying(until_s: float, *, admit: bool = False) -> World:
+    """Three requests at once; one long after."""
+    times = (0.0, 0.0, 0.0, 100.0)
+    requests = tuple(Request(number, range(10), 3, at_s) for number, at_s in enumerate(times))
+    return World(Case(requests), Lazy(until_s, admit))
+
+
+@pytest.mark.parametrize("admit", [False, True])
+def test_what_a_policy_leaves_lying_is_answered_and_the_engine_goes_on(
+    admit: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = lying(50.0, admit=admit).drain()
+    ends = world.answers.finished
+    assert [ends[number].reason for number in range(4)] == [FinishReason.ERROR] * 3 + [FinishReason.LENGTH]
+    assert (
+        "the policy lazy has started nothing for 30 s (31 turns), though nothing runs and 3 requests wait"
+        in ends[0].message
+    )
+    assert world.loop.stalled == ends[0].message
+    world.check_all_is_free()
+    said = [(record.levelname, record.message) for record in caplog.records]
+    assert [level for level, _ in said] == ["WARNING", "ERROR"]
+    assert "nothing for 5 s" in said[0][1] and "25 s left" in said[0][1]
+
+
+def test_who_comes_after_a_standstill_has_as_long_as_others() -> None:
+    requests = tuple(Request(number, range(10), 3, at_s) for number, at_s in enumerate((0.0, 30.2, 100.0)))
+    ends = World(Case(requests), Lazy(50.0)).drain().answers.finished
+    assert (ends[0].reason, ends[1].reason) == (FinishReason.ERROR, FinishReason.LENGTH)
+
+
+def test_a_policy_that_waits_a_while_may(caplog: pytest.LogCaptureFixture) -> None:
+    world = lying(20.0).drain()
+    world.check_answers()
+    assert not world.loop.stalled
+    assert [record.levelname for record in caplog.records] == ["WARNING"], "told once"
+
+
+class Undecided:
+    """Admits and preempts in turn: always busy, never at work."""
+
+    name = "undecided"
+    needs_forecasts = False
+    rules = QueueRules()
+
+    def decide(self, snapshot: Snapshot, estimator: Forecaster) -> Plan:
+        if snapshot.waiting:
+            return Plan(admit=(snapshot.waiting[0].request_id,))
+        return Plan(preempt=tuple(entry.request_id for entry in snapshot.admitted))
+
+
+def test_plans_without_end_that_start_nothing_end_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a virtual clock, which does not move meanwhile."""
+    monkeypatch.setattr(state, "cheapest_victims", lambda decoding, admitted, ledger: [Victim(0, 1, False, False)])
+    monkeypatch.setattr(DecodeSet, "blocks_needed", 1000)
+    world = World(Case((Request(0, range(10), 3, 0.0),)), Undecided()).drain()
+    assert world.answers.finished[0].reason is FinishReason.ERROR
+    assert world.executor.now_s() == 0.0 and "nothing for 0 s (10000 turns)" in world.loop.stalled
 
 
 def at_once(case: Case) -> Case:

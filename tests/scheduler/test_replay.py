@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
+from bulletserve import cli
 from bulletserve.core.errors import RecordError
 from bulletserve.core.plan import Plan
 from bulletserve.core.slo import Slo
@@ -183,6 +184,68 @@ def test_a_header_that_describes_no_engine_is_named(recorded: Path, tmp_path: Pa
         changed = rewrite(recorded, tmp_path / "run", change, sign=True)
         with Record(changed) as found, pytest.raises(RecordError, match=message):
             RecordedEngine.from_header(found.header)
+
+
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ("limits", {"total_blocks": 10**12}),
+        ("limits", {"total_blocks": 0}),
+        ("limits", {"max_seqs": 10**12}),
+        ("limits", {"block_size": 0}),
+        ("limits", {"num_layers": -1}),
+        ("limits", {"group_token_layers": 0}),
+        ("limits", {"lattice": {"total_sms": 0, "partitions": []}}),
+        ("limits", {"lattice": {"total_sms": 8, "partitions": []}}),
+        ("limits", {"lattice": {"total_sms": 8, "partitions": [[8, 0], [0, 8], [-4, 12]]}}),
+        ("limits", {"lattice": {"total_sms": 10**12, "partitions": [[10**12, 0], [0, 10**12]]}}),
+        ("limits", {"num_layers": "many"}),
+        ("shape", {"num_layers": 0}),
+        ("shape", {"hidden_size": 10**30}),
+        ("shape", {"rope_scaling": 3}),
+        ("", {"dtype_bytes": 10**9}),
+        ("", {"dtype_bytes": "two"}),
+        ("", {"shape": []}),
+        ("", {"limits": None}),
+        ("", {"calibration": "[" * 100_000}),
+        ("", {"policy": "no_such_policy"}),
+    ],
+)
+def test_a_header_with_impossible_sizes_is_one_line(
+    recorded: Path, tmp_path: Path, part: str, change: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Signed again, so that its hash is right: before anything is allocated or divided by it."""
+
+    def impossible(bodies: list[Any]) -> None:
+        (bodies[0][part] if part else bodies[0]).update(change)
+
+    assert cli.main(["replay", str(rewrite(recorded, tmp_path / "run", impossible, sign=True))]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("bullet: ") and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("body", [b"[" * 100_000 + b"]" * 100_000, b'[0.5,[["arrived",{"id":1}]],[]]', b"[0,[[]],[]]"])
+def test_a_line_that_is_no_turn_is_named(
+    recorded: Path, tmp_path: Path, body: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head = recorded.read_bytes().splitlines(keepends=True)[0]
+    last = msgspec.json.decode(head)["hash"].encode()
+    digest = blake2b(last + body, digest_size=8).hexdigest().encode()
+    (tmp_path / "run").write_bytes(head + b'{"body":%b,"hash":"%b"}\n' % (body, digest))
+    assert cli.main(["replay", str(tmp_path / "run")]) == 1
+    said = capsys.readouterr().err
+    assert "line 2: " in said and said.count("\n") == 1
+
+
+def test_ids_that_no_token_has_are_named_with_their_line(
+    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def huge(bodies: list[Any]) -> None:
+        arrivals = (event for body in bodies[1:-1] for event in body[1] if event[0] == "arrived")
+        next(arrivals)[1]["prompt_ids"][0] = 1 << 63
+
+    assert cli.main(["replay", str(rewrite(recorded, tmp_path / "run", huge, sign=True))]) == 1
+    assert "no turn of a run" in capsys.readouterr().err
 
 
 def test_a_header_comes_back() -> None:

@@ -26,7 +26,8 @@ class ScriptedEngine:
     """Every running request gets the next token of its script each step, `per_step` tokens at once.
 
     A script that ends is followed by `eos`. Tests change the public attributes at any time: `pause_s` is the length of
-    a step, `held` stops all progress, `refusal` answers every arrival, `silent` sends no status.
+    a step, `seats` how many requests have a part in it, `held` stops all progress, `refusal` answers every arrival,
+    `silent` sends no status.
     """
 
     def __init__(self, addresses: Addresses, *, eos: int, vocab_size: int, max_model_len: int = 256) -> None:
@@ -47,6 +48,7 @@ class ScriptedEngine:
         self.script: Script = lambda request: request.prompt_ids
         self.pause_s = 0.0
         self.per_step = 1
+        self.seats = 1000
         self.held = False
         self.silent = False
         self.oldest_step_s = 0.0
@@ -116,7 +118,7 @@ class ScriptedEngine:
         tokens: list[int] = []
         first: list[tuple[int, int]] = []
         finished: list[Finished] = []
-        for request, script, done in list(self.running.values()):
+        for request, script, done in list(self.running.values())[: self.seats]:
             for place in range(done, done + self.per_step):
                 token = script[place] if place < len(script) else self.eos
                 ids.append(request.id)

@@ -1,6 +1,7 @@
 """Targets per request: the server's classes, the body's numbers, and what reaches the engine."""
 
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ from bulletserve.core.errors import ConfigError, InvalidRequest
 from bulletserve.core.slo import Slo
 from bulletserve.server.settings import ServerSettings
 from bulletserve.server.slo_fields import SloBody, request_slo, slo_classes
+from bulletserve.telemetry import end_rate
 from tests.server.conftest import SETTINGS, Served
 from tests.server.test_requests import error_of
 
@@ -99,6 +101,29 @@ def test_a_full_queue_says_when_it_will_have_been_served(served: Served) -> None
         assert all(answer.result().status_code == 200 for answer in waiting)
     assert error_of(refused, 429)["code"] == "overloaded"
     assert refused.headers["retry-after"] == "42"
+
+
+def test_under_load_it_goes_by_the_rate_at_which_requests_end(fresh: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight wait, one is served in 0.3 s: 2.4 s, whatever a forecast of prompts says."""
+    monkeypatch.setattr(end_rate, "LEAST_ENDS", 4)
+    fresh.say("hello hello hello hello")
+    fresh.engine.seats, fresh.engine.pause_s, fresh.engine.queue_s = 1, 0.1, 0.1
+    over, said = Event(), []
+
+    def ask_again_and_again() -> None:
+        while not over.is_set():
+            answer = fresh.post(max_tokens=3)
+            if answer.status_code == 429:
+                said.append(int(answer.headers["retry-after"]))
+                over.wait(0.05)
+
+    with ThreadPoolExecutor(SETTINGS.max_waiting + 2) as threads:
+        for _ in range(SETTINGS.max_waiting + 2):
+            threads.submit(ask_again_and_again)
+        fresh.wait_until(lambda: fresh.server.open_requests.metrics.finished["length"] >= 8)
+        fresh.wait_until(lambda: bool(said))
+        over.set()
+    assert 2 <= said[-1] <= 4
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bulletserve.core.errors import ConfigError, EngineError
+from bulletserve.core.errors import ConfigError, PolicyError
 from bulletserve.core.plan import Plan
 from bulletserve.core.request import FinishReason, Request
 from bulletserve.core.slo import Slo
@@ -95,7 +95,16 @@ def test_a_policy_that_starts_nothing_is_an_error_not_a_hang() -> None:
     setup = h200()
     simulation = prepare(setup.limits, Idle(), setup.truth(0))
     submit(simulation, [Request(0, range(10), 5, 0.0)])
-    with pytest.raises(EngineError, match="the policy starts nothing"):
+    with pytest.raises(PolicyError, match="1 requests are left, but the policy idle starts nothing"):
+        drain(simulation)
+
+
+def test_nor_is_one_that_lets_the_first_wait_for_the_last() -> None:
+    """Half a minute on an idle device, though more requests are to come."""
+    setup = h200()
+    simulation = prepare(setup.limits, Idle(), setup.truth(0))
+    submit(simulation, [Request(number, range(10), 5, 10.0 * number) for number in range(100)])
+    with pytest.raises(PolicyError, match=r"nothing for 30 s .*, though nothing runs and 4 requests wait"):
         drain(simulation)
 
 

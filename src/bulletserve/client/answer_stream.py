@@ -17,8 +17,9 @@ from typing import Any
 import msgspec
 
 from bulletserve.client.event_splitter import EventSplitter
+from bulletserve.client.outcome import CUT, ERROR_EVENT
 
-BAD_STREAM, CUT, ERROR_EVENT = "bad_stream", "cut", "error_event"
+BAD_STREAM = "bad_stream"
 
 _MOST_TOO_MANY = 1000
 

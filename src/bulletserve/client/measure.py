@@ -20,7 +20,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bulletserve.client import replay as replaying
 from bulletserve.client.dialect import Dialect
-from bulletserve.client.outcome import Outcome
+from bulletserve.client.outcome import BROKEN, Outcome
 from bulletserve.client.prompts import TimedPrompt
 from bulletserve.client.report import RateResult, judge
 from bulletserve.client.server import Server
@@ -44,9 +44,13 @@ class Wanted:
 
 
 class RequestLines:
-    """A file of one JSON line a request, written as it ends. A disk that is full ends the file, not the run."""
+    """A file of one JSON line a request, written as it ends. A disk that is full ends the file, not the run.
+
+    `broke`: why the file is not whole, "" while it is.
+    """
 
     def __init__(self, path: Path | None) -> None:
+        self.broke = ""
         try:
             self._file = None if path is None else path.open("wb", buffering=0)
         except OSError as error:
@@ -70,6 +74,7 @@ class RequestLines:
         except OSError as error:
             whole, reason = False, error.strerror or str(error)
         if not whole:
+            self.broke = reason
             print(f"bullet: --jsonl: {reason}; no more is written there", file=sys.stderr)
             self._file.close()
             self._file = None
@@ -83,6 +88,8 @@ def measure(
     results: list[RateResult],
 ) -> Dialect:
     """Run the prompts, due one a second in the mean, at every rate, and add to `results`; the dialect that was spoken.
+
+    A server that is gone is asked nothing more.
 
     `prompts_of(run)`: the prompts of run 1, 2, ...; of run 0 the first tries the server out. Raises `ServerRefuses`.
     uvloop, where there is one, saves about an eighth of the processor time per token (benchmarks/bench_client.py).
@@ -117,8 +124,10 @@ async def _measure(
             at_rate = [replace(one, due_s=one.due_s / rate) for one in prompts]
             with _bar() as bar:
                 run = await replaying.replay(server, dialect, at_rate, rate, stop, on_end, _mover(bar, rate))
-            results.append(judge(run, wanted.slo, len(prompts)))
-            if stop.is_set():
+            broken = any(outcome.kind in BROKEN for outcome in run.outcomes)
+            gone = broken and not stop.is_set() and not await server.is_there()
+            results.append(judge(run, wanted.slo, len(prompts), server_gone=gone))
+            if gone or stop.is_set():
                 break
     return dialect
 

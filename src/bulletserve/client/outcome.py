@@ -19,6 +19,10 @@ from bulletserve.core.slo import Slo
 from bulletserve.telemetry.latency import Answer
 
 OK, CONNECT, TIMEOUT, EMPTY, INTERRUPTED = "ok", "connect", "timeout", "empty", "interrupted"
+CUT, ERROR_EVENT = "cut", "error_event"
+
+BROKEN = frozenset({CONNECT, CUT, ERROR_EVENT})
+"""Nothing that a server says because of load: it, its engine or the way to it was not there."""
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from math import isinf
 
 from rich.table import Table
 
-from bulletserve.client.outcome import INTERRUPTED, Outcome
+from bulletserve.client.outcome import BROKEN, INTERRUPTED, Outcome
 from bulletserve.client.replay import Run
 from bulletserve.core.errors import ConfigError
 from bulletserve.core.slo import Slo
@@ -22,7 +22,7 @@ from bulletserve.telemetry.metric_keys import key_part, run_metrics
 @dataclass(frozen=True)
 class RateResult:
     """One run and its figures. `scored`: the outcomes that latencies and attainment are of; `total`: requests of the
-    list; `whole_list`: whether the run went to its end."""
+    list; `server_gone`: nothing answered any more when the run had ended."""
 
     run: Run
     slo: Slo
@@ -31,6 +31,12 @@ class RateResult:
     attainment: float
     summary: Summary
     requests_per_s: float
+    server_gone: bool = False
+
+    @property
+    def broken(self) -> int:
+        """Requests that were begun and not ended by the server, or whose connection broke or never came about."""
+        return sum(one.kind in BROKEN for one in self.run.outcomes)
 
     @property
     def kinds(self) -> Counter[str]:
@@ -48,7 +54,7 @@ class RateResult:
         return sum(one.ok and len(one.answer.token_times_s) != one.asked_tokens for one in self.run.outcomes)
 
 
-def judge(run: Run, slo: Slo, total: int) -> RateResult:
+def judge(run: Run, slo: Slo, total: int, *, server_gone: bool = False) -> RateResult:
     """The figures of a run of a list of `total` requests. What an interruption ended is not scored."""
     numbers = counted(total)
     chosen = [one for at, one in enumerate(run.outcomes) if at in numbers and one.kind != INTERRUPTED]
@@ -63,12 +69,15 @@ def judge(run: Run, slo: Slo, total: int) -> RateResult:
         float(flags.mean()) if chosen else float("nan"),
         replace(summary, tokens_per_s=summarise(everything).tokens_per_s),
         requests_per_s(everything),
+        server_gone,
     )
 
 
 def find_goodput(results: Sequence[RateResult]) -> Estimate | str:
     """Goodput over the rates that were run, or why they do not tell it."""
-    usable = {one.run.rate: one for one in results if not isinf(one.run.rate) and not one.run.interrupted}
+    usable = {
+        one.run.rate: one for one in results if not (isinf(one.run.rate) or one.run.interrupted or one.server_gone)
+    }
     if len(usable) < 2:
         return "goodput needs whole runs at two rates or more"
     try:
@@ -140,6 +149,16 @@ def remarks(results: Sequence[RateResult], bound_s: float) -> list[str]:
             if kind != "ok":
                 message = next(o.message for o in one.run.outcomes if o.kind == kind)
                 said.append(f"{at}: {count} x {kind}, such as: {message}")
+        if one.server_gone:
+            said.append(
+                f"{at}: THE SERVER DIED, or cannot be reached any more: {one.broken} of {len(one.run.outcomes)} "
+                "requests were broken off or found no connection, and the figures are those of its end"
+            )
+        elif one.broken:
+            said.append(
+                f"{at}: {one.broken} of {len(one.run.outcomes)} requests were broken off or found no connection, as "
+                "when a server dies and is started again; it answers now"
+            )
         if one.other_lengths:
             said.append(f"{at}: {one.other_lengths} whole answers were not as long as asked")
         if one.run.left_out:

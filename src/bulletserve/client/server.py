@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from bulletserve.client.answer_stream import BAD_STREAM, CUT, ERROR_EVENT, AnswerStream
-from bulletserve.client.outcome import CONNECT, EMPTY, TIMEOUT, Outcome
+from bulletserve.client.answer_stream import BAD_STREAM, AnswerStream
+from bulletserve.client.outcome import CONNECT, CUT, EMPTY, ERROR_EVENT, TIMEOUT, Outcome
 from bulletserve.core.errors import ConfigError, ServerRefuses
 from bulletserve.version import __version__
 
@@ -80,8 +80,19 @@ class Server:
             return str(msgspec.json.decode(data)["data"][0]["id"])
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise ServerRefuses(f"no server answers at {url}: {self._words(error)}") from None
-        except (msgspec.DecodeError, LookupError, TypeError, ValueError):
+        except (msgspec.DecodeError, LookupError, TypeError, ValueError, RecursionError):
             raise ServerRefuses(f"{url} tells no model: name one with --model") from None
+
+    async def is_there(self) -> bool:
+        """Whether anything answers, whatever it says."""
+        try:
+            async with (
+                asyncio.timeout(_QUESTION_S),
+                self._session.get(f"{self.url}/models", allow_redirects=False) as response,
+            ):
+                return response.status > 0
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return False
 
     async def ask(
         self, path: str, body: bytes, outcome: Outcome, on_tokens: Callable[[int], None] = lambda count: None

@@ -1,7 +1,8 @@
 """`bullet bench`: measure any OpenAI-compatible server under a list of requests (docs/bench.md).
 
 Exit status: 0 measured; 1 there was nothing to measure; 3 this client did not keep up, so the figures are not the
-server's; 4 no request was answered; 130 stopped by Ctrl-C, with what there was written.
+server's; 4 no request was answered; 5 the server died, or connections broke; 130 stopped by Ctrl-C, with what there was
+written.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from bulletserve.telemetry.goodput import Estimate
 
 __all__ = ["add_arguments", "run"]
 
-LAGGED, UNANSWERED, STOPPED = 3, 4, 130
+LAGGED, UNANSWERED, BROKEN, STOPPED = 3, 4, 5, 130
 
 
 def run(options: argparse.Namespace) -> int:
@@ -61,12 +62,18 @@ def run(options: argparse.Namespace) -> int:
     for remark in remarks(results, options.max_lag_ms / 1e3):
         console.print(remark, markup=False, soft_wrap=True)
     _write(console, options, title, url, dialect, slo, asked, results, goodput)
-    return _status(results, len(rates), options.max_lag_ms / 1e3)
+    status = _status(results, len(rates), options.max_lag_ms / 1e3)
+    if lines.broke and not status:
+        raise ConfigError(f"--jsonl {options.jsonl} broke off: {lines.broke}. The figures are whole")
+    return status
 
 
 def _status(results: list[RateResult], rates: int, bound_s: float) -> int:
-    if len(results) < rates or any(one.run.interrupted for one in results):
+    gone = any(one.server_gone for one in results)
+    if any(one.run.interrupted for one in results) or (len(results) < rates and not gone):
         return STOPPED
+    if any(one.broken for one in results):
+        return BROKEN
     if any(one.run.lag.trouble(bound_s) is not None for one in results):
         return LAGGED
     return 0 if all(one.kinds["ok"] for one in results) else UNANSWERED
@@ -90,7 +97,7 @@ def _write(
             "targets": {"name": slo.name, "ttft_s": slo.ttft_s, "tpot_s": slo.tpot_s},
             "notes": [*dialect.notes, *remarks(results, options.max_lag_ms / 1e3)],
             "goodput": goodput if isinstance(goodput, str) else goodput.describe(),
-            "complete": all(not one.run.interrupted for one in results),
+            "complete": all(not (one.run.interrupted or one.server_gone) for one in results),
             "kept_up": all(one.run.lag.trouble(options.max_lag_ms / 1e3) is None for one in results),
         }
         hardware: dict[str, str | int] = {"client_cores": os.cpu_count() or 1, "server": options.label or url}

@@ -4,16 +4,17 @@ Knows nothing about what is done with them.
 """
 
 import argparse
-import json
 import os
-from importlib.util import find_spec
-from math import inf, isfinite
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from bulletserve.client.prompts import HIGH_ID, LOW_ID
+from bulletserve.commands.numbers import number, rates_or_inf
+from bulletserve.commands.outputs import check_outputs
 from bulletserve.core.config import EngineConfig
 from bulletserve.core.errors import ConfigError
+from bulletserve.core.json_text import parse_json
 from bulletserve.core.slo import Slo
 from bulletserve.telemetry.client_lag import BOUND_S
 from bulletserve.telemetry.goodput import tiers_of
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--endpoint", choices=("completions", "chat"), default="completions")
     parser.add_argument("--api-key-env", metavar="NAME", help="the environment variable that holds the API key")
     parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="the file that holds the API key")
-    parser.add_argument("--timeout-s", type=float, default=600.0, help="longest time of one answer (%(default)g)")
+    parser.add_argument("--timeout-s", type=number, default=600.0, help="longest time of one answer (%(default)g)")
     parser.add_argument("--extra-body", type=_object, default={}, metavar="JSON", help="more fields of every request")
     group = parser.add_argument_group("requests (made-up lengths by default)")
     source = group.add_mutually_exclusive_group()
@@ -51,15 +52,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group = parser.add_argument_group("arrivals")
     group.add_argument(
-        "--rate", type=_rates, metavar="R[,R...]", help="requests a second; inf: all at once; a trace's own by default"
+        "--rate",
+        type=rates_or_inf,
+        metavar="R[,R...]",
+        help="requests a second; inf: all at once; a trace's own by default",
     )
     group.add_argument(
         "--arrivals", metavar="KIND", help="recorded (of lists and traces), poisson (of others), even, gamma:CV"
     )
     group = parser.add_argument_group("targets")
     group.add_argument("--tier", choices=("loose", "middle", "tight"), help="targets of the goodput definition")
-    group.add_argument("--ttft-slo-ms", type=float, help="target for the time to the first token")
-    group.add_argument("--tpot-slo-ms", type=float, help="target for the mean time per token after the first")
+    group.add_argument("--ttft-slo-ms", type=number, help="target for the time to the first token")
+    group.add_argument("--tpot-slo-ms", type=number, help="target for the mean time per token after the first")
     group.add_argument("--send-slo", action="store_true", help="tell the targets to the server, in the field slo")
     group = parser.add_argument_group("results")
     group.add_argument("--label", default="", help="what is measured, in words for tables, figures and the summary")
@@ -67,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--json", type=Path, metavar="FILE", help="write the summary there")
     group.add_argument("--report", type=Path, metavar="FOLDER", help="draw into it, as SVG and PNG")
     group.add_argument(
-        "--max-lag-ms", type=float, default=BOUND_S * 1e3, help="most that this client may lag at p99 (%(default)g)"
+        "--max-lag-ms", type=number, default=BOUND_S * 1e3, help="most that this client may lag at p99 (%(default)g)"
     )
 
 
@@ -75,7 +79,7 @@ def check(options: argparse.Namespace) -> None:
     """Raise `ConfigError` for what could only fail after minutes."""
     if options.requests is not None and options.requests < 1:
         raise ConfigError("--requests must be at least 1")
-    if not (0 < options.timeout_s < inf and 0 < options.max_lag_ms < inf):
+    if options.timeout_s <= 0 or options.max_lag_ms <= 0:
         raise ConfigError("--timeout-s and --max-lag-ms must be above 0")
     if options.api_key_env and options.api_key_file:
         raise ConfigError("--api-key-env and --api-key-file: name one of them")
@@ -83,14 +87,7 @@ def check(options: argparse.Namespace) -> None:
         raise ConfigError("--tier names targets: leave --ttft-slo-ms and --tpot-slo-ms out")
     if options.endpoint == "chat" and options.token_ids != (LOW_ID, HIGH_ID):
         raise ConfigError("--token-ids: the chat endpoint takes texts only")
-    for flag, path in (("--json", options.json), ("--jsonl", options.jsonl)):
-        if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
-            raise ConfigError(f"{flag} {path}: name a file in a folder that can be written to")
-    if options.report is not None:
-        if options.report.exists() and not options.report.is_dir():
-            raise ConfigError(f"--report {options.report}: that is a file, name a folder")
-        if find_spec("matplotlib") is None:
-            raise ConfigError("--report needs matplotlib: pip install matplotlib")
+    check_outputs({"--json": options.json, "--jsonl": options.jsonl}, options.report)
 
 
 def api_key(options: argparse.Namespace) -> str | None:
@@ -128,16 +125,6 @@ def slo_field(slo: Slo) -> dict[str, float]:
     return {name: round(seconds * 1e3, 6) for name, seconds in named if seconds is not None}
 
 
-def _rates(text: str) -> tuple[float, ...]:
-    try:
-        rates = tuple(float(word) for word in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of rates such as 8,10,12") from None
-    if not all(1e-6 < rate < 1e6 or rate == inf for rate in rates) or len(set(rates)) != len(rates):
-        raise argparse.ArgumentTypeError("rates are different numbers of requests a second above 0, or inf")
-    return rates
-
-
 def _id_range(text: str) -> tuple[int, int]:
     low, _, high = text.partition("-")
     if not (low.isdecimal() and high.isdecimal() and int(low) < int(high) < 2**31):
@@ -147,7 +134,7 @@ def _id_range(text: str) -> tuple[int, int]:
 
 def _object(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        found = parse_json(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
     if not isinstance(found, dict) or any(isinstance(v, float) and not isfinite(v) for v in found.values()):

@@ -8,7 +8,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from bulletserve.cache_files import write_whole
+from bulletserve.commands.numbers import rate
 from bulletserve.commands.options import add_engine_arguments, engine_config
+from bulletserve.commands.outputs import check_outputs
 from bulletserve.comparison import (
     FIGURES,
     ArmRun,
@@ -41,21 +44,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--prompts", type=Path, metavar="FILE", help="JSONL of arrival, messages, max_tokens")
     source.add_argument("--workload", type=Path, metavar="FILE", help="JSONL of arrival, prompt_tokens, output_tokens")
     parser.add_argument("--requests", type=int, default=16, metavar="N", help="how many, of a workload")
-    parser.add_argument("--rate", type=float, default=2.0, help="requests a second, of a workload")
+    parser.add_argument("--rate", type=rate, default=2.0, help="requests a second, of a workload")
     parser.add_argument("--rounds", type=int, default=1, help="runs of every arm, in alternating order")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every run's figures there")
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the table."""
-    if options.rounds < 1 or options.requests < 1 or options.rate <= 0:
-        raise ConfigError("--rounds, --requests and --rate must be above 0")
+    if options.rounds < 1 or options.requests < 1:
+        raise ConfigError("--rounds and --requests must be above 0")
     for policy in options.policies:
         make_policy(policy)
     if len(set(options.policies)) != len(options.policies):
         raise ConfigError("--policies: every policy may be named once")
-    if options.json and not options.json.parent.is_dir():
-        raise ConfigError(f"--json {options.json}: there is no folder {options.json.parent}")
+    check_outputs({"--json": options.json})
     engine = build_engine(engine_config(options, options.policies[0]))
     try:
         prompts = _prompts(options, engine)
@@ -70,8 +72,8 @@ def run(options: argparse.Namespace) -> int:
     if engine.info.dtype == "bfloat16":
         remedy = "; --dtype float32 shows none" if engine.info.device.startswith("CPU") else ""
         console.print(f"In bfloat16 a near tie may fall either way, by what shares a batch{remedy}.")
-    if options.json:
-        options.json.write_text(json.dumps(_document(options.policies, results), indent=1) + "\n")
+    if options.json is not None:
+        write_whole(options.json, json.dumps(_document(options.policies, results), indent=1) + "\n")
     return 0
 
 

@@ -5,6 +5,7 @@ Knows nothing about what is done with the config.
 
 import argparse
 
+from bulletserve.commands.numbers import number
 from bulletserve.core.config import (
     DEVICES,
     DTYPES,
@@ -33,7 +34,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--num-gpu-blocks-override", type=int, metavar="N", help="cache blocks, on any device")
     group.add_argument(
         "--gpu-memory-utilization",
-        type=float,
+        type=number,
         metavar="SHARE",
         help=f"share of a GPU's memory that the whole engine may take ({GPU_MEMORY_UTILIZATION})",
     )

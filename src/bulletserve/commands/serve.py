@@ -6,6 +6,7 @@ supervisor.
 """
 
 import argparse
+import itertools
 import logging
 import os
 import signal
@@ -13,7 +14,9 @@ import sys
 import threading
 from pathlib import Path
 
+from bulletserve.commands.numbers import number
 from bulletserve.commands.options import add_engine_arguments, engine_config
+from bulletserve.commands.outputs import check_outputs
 from bulletserve.core.config import EngineConfig
 from bulletserve.core.engine_info import EngineInfo
 from bulletserve.core.errors import BulletError, ConfigError
@@ -35,8 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_arguments(parser)
     group = parser.add_argument_group("scheduling")
     group.add_argument("--policy", default="static_split", help="time_sliced, chunked_prefill, static_split or bullet")
-    group.add_argument("--ttft-slo-ms", type=float, help="target for the time to the first token")
-    group.add_argument("--tpot-slo-ms", type=float, help="target for the mean time per token after the first")
+    group.add_argument("--ttft-slo-ms", type=number, help="target for the time to the first token")
+    group.add_argument("--tpot-slo-ms", type=number, help="target for the mean time per token after the first")
     group.add_argument(
         "--record",
         type=Path,
@@ -68,6 +71,7 @@ def run(options: argparse.Namespace) -> int:
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
     config = engine_config(options, options.policy)
     make_policy(config.policy)  # a wrong one is told before anything is started
+    record = _checked_record(options.record)
     checkpoint = open_checkpoint(config.model, config.load_format)
     codec = TextCodec.from_checkpoint(checkpoint, _read_template(options.chat_template))
     settings = ServerSettings(
@@ -80,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
     )
     _check_names(options)
     listener = bind(settings.host, settings.port)
-    engine = _Engine(config, _checked_record(options.record))
+    engine = _Engine(config, record)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # while loading: as Ctrl-C
     try:
         print(f"loading {checkpoint.name} ...", flush=True)
@@ -111,14 +115,15 @@ def _check_names(options: argparse.Namespace) -> None:
 
 def _checked_record(path: Path | None) -> Path | None:
     """The path of a record, if it can be written. Nothing may be lost in its place."""
-    if path is None:
-        return None
-    path = path.absolute()
-    if path.exists() and (path.is_dir() or path.stat().st_size):
-        raise ConfigError(f"--record {path} is there already: name a new file")
-    if not os.access(path.parent, os.W_OK):
-        raise ConfigError(f"--record {path}: there is no folder {path.parent} to write to")
-    return path
+    check_outputs({"--record": path}, new=["--record"])
+    return None if path is None else path.absolute()
+
+
+def _next_record(path: Path) -> Path:
+    """Where an engine that is started again writes: FILE.2, or the next number that nobody has taken, since what led
+    to the end of the one before it must be kept, and so must what lies there from another day."""
+    taken = (path.with_name(f"{path.name}.{number}") for number in itertools.count(2))
+    return next(one for one in taken if not os.path.lexists(one))
 
 
 def _read_template(path: Path | None) -> str | None:
@@ -144,8 +149,9 @@ class _Engine:
         self.front_end = FrontEnd()
         self._starts += 1
         record = self._record
-        if record is not None and self._starts > 1:  # what led to the end of the one before it must be kept
-            record = record.with_name(f"{record.name}.{self._starts}")
+        if record is not None and self._starts > 1:
+            record = _next_record(record)
+            _log.warning("recording goes on in %s", record)
         self.process = EngineProcess(self._config, self.front_end.addresses, logging.getLogger().level, record)
         return self.front_end.wait_ready(READY_TIMEOUT_S, self.process.alive)
 

@@ -4,16 +4,16 @@ Every number stands beside what the truth is: the simulated device never goes by
 """
 
 import argparse
-import os
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from bulletserve.commands.numbers import number, rates
+from bulletserve.commands.outputs import check_outputs
 from bulletserve.core.config import EngineConfig
-from bulletserve.core.errors import ConfigError
+from bulletserve.core.errors import ConfigError, RecordError
 from bulletserve.core.slo import Slo
 from bulletserve.results import write_result
 from bulletserve.scheduler.policies import make_policy
@@ -40,14 +40,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SPEC",
         help="NAME or NAME:option=value,...; may be repeated, ratios are to the first (bullet)",
     )
-    parser.add_argument("--rate", type=_rates, metavar="R[,R...]", help="requests a second")
+    parser.add_argument("--rate", type=rates, metavar="R[,R...]", help="requests a second")
     parser.add_argument(
         "--goodput", action="store_true", help="find, to 2 %%, the rate up to which 90 %% meet their targets"
     )
     group = parser.add_argument_group("targets")
     group.add_argument("--tier", choices=("loose", "middle", "tight"), help="targets of the goodput definition (loose)")
-    group.add_argument("--ttft-slo-ms", type=float, help="target for the time to the first token")
-    group.add_argument("--tpot-slo-ms", type=float, help="target for the mean time per token after the first")
+    group.add_argument("--ttft-slo-ms", type=number, help="target for the time to the first token")
+    group.add_argument("--tpot-slo-ms", type=number, help="target for the mean time per token after the first")
     group = parser.add_argument_group("device")
     group.add_argument(
         "--truth",
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--perturb",
-        type=float,
+        type=number,
         default=0.1,
         metavar="SHARE",
         help="most by which each constant of the truth differs (0.1)",
@@ -124,6 +124,9 @@ def run(options: argparse.Namespace) -> int:
         console.print(_table(policy, [one for one in runs if one.policy == policy]))
     if found:
         console.print(_goodput_table(found, slo, note))
+    without = [f"{policy} has no goodput: {one.why_none}" for policy, one in found.items() if one.why_none]
+    for line in without:
+        console.print(line, markup=False, soft_wrap=True)
     if options.json is not None:
         hardware: dict[str, str | int] = {"simulated": estimator.calibration.device, "sms": limits.lattice.total_sms}
         more = {
@@ -131,10 +134,14 @@ def run(options: argparse.Namespace) -> int:
             "calibration": estimator.calibration.hash,
             "workload": workload.origin,
             "targets": asdict(slo),
+            "without_goodput": without,
         }
         write_result(options.json, f"simulate_{workload.name}", _metrics(workload, runs, found), hardware, **more)
     if options.report is not None:
         _draw(console, options.report, workload, slo, runs, found, note)
+    for one in runs:
+        if one.record_broke:
+            raise RecordError(f"--record {options.record} broke off: {one.record_broke}. The figures are whole")
     return 0
 
 
@@ -152,16 +159,8 @@ def _check(options: argparse.Namespace, policies: list[str]) -> None:
         raise ConfigError("--requests must be at least 1")
     if options.tier and not (options.ttft_slo_ms is None and options.tpot_slo_ms is None):
         raise ConfigError("--tier names targets: leave --ttft-slo-ms and --tpot-slo-ms out")
-    for flag, path in (("--json", options.json), ("--record", options.record)):
-        if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
-            raise ConfigError(f"{flag} {path}: name a file in a folder that can be written to")
-    if options.record is not None and options.record == options.json:
-        raise ConfigError("--record and --json name the same file")
-    if options.report is not None:
-        if options.report.exists() and not options.report.is_dir():
-            raise ConfigError(f"--report {options.report}: that is a file, name a folder")
-        if find_spec("matplotlib") is None:
-            raise ConfigError("--report needs matplotlib: pip install matplotlib")
+    files = {"--json": options.json, "--record": options.record}
+    check_outputs(files, options.report, new=["--record"])
 
 
 def _targets(options: argparse.Namespace, workload: Workload) -> Slo:
@@ -202,7 +201,7 @@ def _goodput_table(found: dict[str, Found], slo: Slo, note: str) -> Table:
     table.add_column("req/s [95 %]", justify="right", no_wrap=True)
     table.add_column("ratio [95 %]", justify="right", no_wrap=True)
     for policy, one in found.items():
-        against = ratio([one.curve], [found[first].curve])
+        against = ratio([one.curve], [found[first].curve]) if one.curve and found[first].curve else None
         table.add_row(policy, one.goodput.describe(), "-" if against is None or policy == first else against.describe())
     return table
 
@@ -245,13 +244,3 @@ def _draw(
     path = folder / "trace.json"
     write_perfetto(path, [(f"{one.policy} at {one.rate:g} req/s", one.spans) for one in runs])
     console.print(f"written: {path} (open it at ui.perfetto.dev)", markup=False, soft_wrap=True)
-
-
-def _rates(text: str) -> tuple[float, ...]:
-    try:
-        rates = tuple(float(word) for word in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of rates such as 8,10,12") from None
-    if not all(0.001 <= rate < 1e6 for rate in rates):
-        raise argparse.ArgumentTypeError("a rate is a number of requests a second, from 0.001 on")
-    return rates

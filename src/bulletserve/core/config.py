@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from bulletserve.core.errors import ConfigError
 from bulletserve.core.slo import Slo
+from bulletserve.core.snapshot import MOST_BLOCK_TOKENS, MOST_BLOCKS, MOST_SEQS
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 DEVICES = ("auto", "cpu", "cuda")
@@ -52,9 +53,9 @@ class EngineConfig:
         if type(self.enable_prefix_caching) is not bool:
             raise ConfigError(f"enable_prefix_caching must be true or false, not {self.enable_prefix_caching!r}")
         _between("--max-model-len", self.max_model_len, 2, 2**31)
-        _between("--max-num-seqs", self.max_num_seqs, 1, 4096)
-        _between("--block-size", self.block_size, 1, 1024)
-        _between("--num-gpu-blocks-override", self.num_gpu_blocks_override, 1, 2**31)
+        _between("--max-num-seqs", self.max_num_seqs, 1, MOST_SEQS)
+        _between("--block-size", self.block_size, 1, MOST_BLOCK_TOKENS)
+        _between("--num-gpu-blocks-override", self.num_gpu_blocks_override, 1, MOST_BLOCKS)
         _between("--seed", self.seed, 0, 2**63 - 1)
         self._check_gpu_options()
         for name in ("model", "policy"):

@@ -17,7 +17,8 @@ BulletError
 |       `-- NoGreenContexts    they cannot split the GPU's SMs; the message has why and the fix
 |-- ServerRefuses          a server that cannot be measured: it is not there, or refuses what every request needs
 |-- RecordError            a recorded run that cannot be read or replayed; the message has the line
-`-- PlanError              a policy broke the rules of a plan: a bug in the policy
+`-- PolicyError            a policy failed or starts nothing: a bug in the policy, which the message names
+    `-- PlanError          it returned a plan that breaks the rules of `scheduler/plan_check`
 """
 
 
@@ -103,7 +104,11 @@ class NoGreenContexts(DeviceError):
     """This GPU, driver or installation cannot split SMs with green contexts; the message has the reason and the fix."""
 
 
-class PlanError(BulletError):
+class PolicyError(BulletError):
+    """A policy raised, returned no plan, or starts nothing; the message names it and what it raised."""
+
+
+class PlanError(PolicyError):
     """A policy returned a plan that breaks the rules of `scheduler/plan_check`."""
 
 

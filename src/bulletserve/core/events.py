@@ -72,7 +72,7 @@ class Status:
     """How the engine is doing, told at least once a second.
 
     `oldest_step_s`: age of the oldest step that has not finished, 0 when idle. `queue_s`: forecast of the time that the
-    prompts in the queue take; 0 where nothing forecasts.
+    prompts in the queue take, without their answers; 0 where nothing forecasts.
     `correction`: by kind of step, what forecasts are multiplied with; `forecast_errors`: the mean of late of
     |observed / corrected forecast - 1|.
     Counters are totals since the start.

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+MOST_SMS = 1 << 16
+"""More than any device has; numbers above are mistakes."""
+
 
 class Partition(NamedTuple):
     """SMs of each lane while both run. 0 on one side: the other has the whole device."""

@@ -6,10 +6,11 @@ in the JSON file that lies beside every calibration.
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from math import inf
 from typing import Any
 
 from bulletserve.core.operators import StepShape
-from bulletserve.core.partition import Partition
+from bulletserve.core.partition import MOST_SMS, Partition
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +45,19 @@ class Sample:
     def from_json(cls, document: Mapping[str, Any]) -> "Sample":
         """The inverse of `to_json`. Raises `ValueError` where a field is missing or is not what it should be."""
         try:
-            prefill_sms, decode_sms = document["partition"]
+            prefill_sms, decode_sms = (int(sms) for sms in document["partition"])
+            if not (0 <= prefill_sms <= MOST_SMS and 0 <= decode_sms <= MOST_SMS and prefill_sms + decode_sms):
+                raise ValueError(f"no device is split into {prefill_sms} and {decode_sms} SMs")
             beside = document["alongside"]
             return cls(
                 step=_step(document["step"]),
-                partition=Partition(int(prefill_sms), int(decode_sms)),
+                partition=Partition(prefill_sms, decode_sms),
                 alongside=None if beside is None else _step(beside),
-                seconds=float(document["seconds"]),
+                seconds=_measured(document["seconds"]),
                 watts=_optional(document.get("watts")),
                 clock_mhz=_optional(document.get("clock_mhz")),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"this is no sample: {error!r}") from error
 
 
@@ -66,5 +69,12 @@ def _step(document: Mapping[str, Any]) -> StepShape:
     return StepShape(**{field.name: int(document[field.name]) for field in fields(StepShape)})
 
 
+def _measured(value: Any) -> float:
+    found = float(value)
+    if not 0 < found < inf:  # one nan among them and all that is fitted is nan
+        raise ValueError(f"nothing measured is {found}")
+    return found
+
+
 def _optional(value: Any) -> float | None:
-    return None if value is None else float(value)
+    return None if value is None else _measured(value)

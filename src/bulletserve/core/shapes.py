@@ -4,7 +4,16 @@ Knows nothing about weights, files or devices. A `ModelShape` is what the format
 decoder is built from and what forecasts are made of.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from math import inf
+from typing import Any
+
+_MOST = 1 << 31
+_SIZES = (
+    "num_layers", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size",
+    "max_context",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +54,25 @@ class ModelShape:
     qkv_bias: bool = False
     qk_norm: bool = False
     sliding_window: int | None = None
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> "ModelShape":
+        """The inverse of `dataclasses.asdict`, after a file; fields of other versions are left out.
+
+        Raises `ValueError`, `KeyError` or `TypeError` for what is no shape: sizes that no model has would else be found
+        by whoever allocates or divides by them.
+        """
+        known = {one.name: document[one.name] for one in fields(cls) if one.name in document}
+        shape = cls(**known | {"rope_scaling": RopeScaling(**document["rope_scaling"])})
+        sizes = [getattr(shape, name) for name in _SIZES]
+        if any(type(size) is not int or not 1 <= size <= _MOST for size in sizes):
+            raise ValueError(f"sizes of a model are whole numbers from 1 to {_MOST}, not {sizes}")
+        window = shape.sliding_window
+        if window is not None and (type(window) is not int or window < 1):
+            raise ValueError(f"a sliding window has at least one token, not {window!r}")
+        if any(type(value) not in (int, float) or not 0 < value < inf for value in (shape.rms_eps, shape.rope_theta)):
+            raise ValueError("rms_eps and rope_theta are numbers above 0")
+        return shape
 
     @property
     def kv_elements_per_token(self) -> int:

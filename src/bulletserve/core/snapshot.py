@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from bulletserve.core.correction import Correction
 from bulletserve.core.operators import StepShape
-from bulletserve.core.partition import Lattice
+from bulletserve.core.partition import MOST_SMS, Lattice, Partition
 from bulletserve.core.slo import NO_DEADLINE_S
 
 WAITING_SHOWN = 32
@@ -32,6 +32,14 @@ LANE_DEPTH = 2
 """How many steps may be queued on a lane."""
 
 
+MOST_BLOCKS = 1 << 24
+"""Cache blocks of one engine: a ledger of them takes half a gigabyte. The largest card with the smallest model has half
+as many, one token each."""
+
+MOST_BLOCK_TOKENS = 1024
+MOST_SEQS = 4096
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What does not change while the engine runs.
@@ -51,6 +59,31 @@ class Limits:
     lattice: Lattice
     one_group_tokens: int = 0
     captured_rows: int = 2 * MAX_BATCH_TOKENS
+
+
+def check_limits(limits: Limits) -> None:
+    """Raise `ValueError` for an engine that cannot be. Limits come out of files too, and others allocate by them."""
+    total = limits.lattice.total_sms
+    for name, least, most in (
+        ("num_layers", 1, 10_000),
+        ("block_size", 1, MOST_BLOCK_TOKENS),
+        ("total_blocks", 1, MOST_BLOCKS),
+        ("max_seqs", 1, MOST_SEQS),
+        ("group_token_layers", 1, 1 << 53),
+        ("batch_tokens", 1, 1 << 31),
+        ("one_group_tokens", 0, 1 << 31),
+        ("captured_rows", 0, 1 << 31),
+    ):
+        value = getattr(limits, name)
+        if not least <= value <= most:
+            raise ValueError(f"{name} is {value}, not from {least} to {most}")
+    if not 1 <= total <= MOST_SMS:
+        raise ValueError(f"total_sms is {total}, not from 1 to {MOST_SMS}")
+    shares = [share for partition in limits.lattice.partitions for share in partition]
+    if not all(0 <= share <= total for share in shares):
+        raise ValueError(f"a partition of {total} SMs has more than these, or fewer than none")
+    if not {Partition(total, 0), Partition(0, total)} <= set(limits.lattice.partitions):
+        raise ValueError("no partition gives one lane everything")
 
 
 class WaitingEntry(NamedTuple):

@@ -10,6 +10,7 @@ import torch
 from bulletserve.core.config import EngineConfig
 from bulletserve.core.errors import ConfigError
 from bulletserve.core.shapes import ModelShape
+from bulletserve.core.snapshot import MOST_BLOCKS
 from bulletserve.engine.kv_cache import bytes_per_block
 
 
@@ -46,7 +47,7 @@ def size_cache(
     if config.num_gpu_blocks_override is not None:
         blocks = config.num_gpu_blocks_override
     else:
-        blocks = min(kv_bytes // bytes_per_block(shape, size, dtype), max_seqs * -(-longest // size))
+        blocks = min(kv_bytes // bytes_per_block(shape, size, dtype), max_seqs * -(-longest // size), MOST_BLOCKS)
     if config.max_model_len is not None and blocks * size < config.max_model_len:
         raise ConfigError(
             f"--max-model-len {config.max_model_len} needs {-(-config.max_model_len // size)} cache blocks of {size} "

@@ -10,11 +10,13 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from hashlib import sha256
 from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from bulletserve.cache_files import write_whole
 from bulletserve.core.errors import ConfigError
-from bulletserve.core.shapes import ModelShape, RopeScaling
+from bulletserve.core.json_text import parse_json
+from bulletserve.core.partition import MOST_SMS
+from bulletserve.core.shapes import ModelShape
 from bulletserve.estimator.parameters import Parameters
 
 FORMAT = 1
@@ -67,20 +69,23 @@ class Calibration:
     def from_json(cls, text: str) -> "Calibration":
         """What `to_json` wrote. Raises `ConfigError` if it is none, or of a format that we do not know."""
         try:
-            document = json.loads(text)
+            document = parse_json(text)
             if document["format"] != FORMAT:
                 raise ConfigError(f"a calibration of format {document['format']}, this version reads {FORMAT}")
             numbers, origin = document["parameters"], document["provenance"]
             if numbers["power_cap_w"] is None:
                 numbers["power_cap_w"] = inf
-            shape = None if origin["shape"] is None else _shape(origin["shape"])
+            shape = None if origin["shape"] is None else ModelShape.from_json(origin["shape"])
+            total_sms = int(document["total_sms"])
+            if not 1 <= total_sms <= MOST_SMS:
+                raise ValueError(f"no device has {total_sms} SMs")
             return cls(
                 device=str(document["device"]),
-                total_sms=int(document["total_sms"]),
+                total_sms=total_sms,
                 parameters=Parameters(**numbers),
-                provenance=Provenance(**(origin | {"shape": shape})),
+                provenance=_checked(Provenance(**(origin | {"shape": shape}))),
             )
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ConfigError(f"this is no calibration: {error!r}") from error
 
     def save(self, path: Path) -> None:
@@ -96,13 +101,11 @@ def load(path: Path) -> Calibration:
         raise ConfigError(f"cannot read a calibration from {path}: {error}") from error
 
 
-def _shape(document: Mapping[str, Any]) -> ModelShape:
-    known = {field.name for field in fields(ModelShape)}
-    return ModelShape(**{k: v for k, v in document.items() if k in known} | _rope(document))
-
-
-def _rope(document: Mapping[str, Any]) -> dict[str, RopeScaling]:
-    return {"rope_scaling": RopeScaling(**document["rope_scaling"])}
+def _checked(origin: Provenance) -> Provenance:
+    for one in fields(Provenance):
+        if one.type is str and not isinstance(getattr(origin, one.name), str):
+            raise ValueError(f"{one.name} is no text")
+    return origin
 
 
 class _Datasheet(NamedTuple):

@@ -6,7 +6,7 @@ phases alone and mixed, with the power that they draw; then what they lose side 
 that no sample speaks about stay near the first guess, which weak priors see to.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, log
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from scipy.optimize import least_squares
 
 from bulletserve.core.errors import ConfigError
 from bulletserve.core.operators import operators
+from bulletserve.core.partition import MOST_SMS
 from bulletserve.core.samples import Sample
 from bulletserve.core.shapes import ModelShape
 from bulletserve.estimator.calibration import Calibration, Provenance
@@ -63,6 +64,20 @@ class DeviceFacts:
     commit: str = ""
     date: str = ""
     note: str = ""
+
+    @classmethod
+    def checked(cls, document: Mapping[str, Any]) -> "DeviceFacts":
+        """Of a file. Raises `TypeError` or `ValueError` where a fact is missing or cannot be."""
+        facts = cls(**document)
+        cap_w = facts.power_cap_w
+        for name, value, most in (
+            ("total_sms", facts.total_sms, MOST_SMS),
+            ("top_clock_mhz", facts.top_clock_mhz, 1e6),
+            ("power_cap_w", 1.0 if cap_w is None else cap_w, 1e6),
+        ):
+            if not 0 < value <= most:
+                raise ValueError(f"{name} is {value}")
+        return facts
 
 
 class FitResult(NamedTuple):

@@ -65,8 +65,8 @@ class Parameters:
             value = getattr(self, name)
             if not (isfinite(value) and low <= value <= high):
                 raise ConfigError(f"{name} is {value}, outside of {low} to {high}: this is no calibration of a device")
-        if not (self.power_cap_w > self.static_w and self.top_clock_mhz > 0 and self.graph_tokens >= 0):
-            raise ConfigError("power_cap_w must exceed static_w, and top_clock_mhz must be positive")
+        if not (self.power_cap_w > self.static_w and 0 < self.top_clock_mhz < inf and self.graph_tokens >= 0):
+            raise ConfigError("power_cap_w must exceed static_w, and top_clock_mhz must be positive and finite")
 
     @property
     def fitted(self) -> dict[str, float]:

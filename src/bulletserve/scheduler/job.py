@@ -163,6 +163,11 @@ class Job:
         self.speaking = False
         self.cached = self.computed = self.settled = self.kv_tokens = 0
 
+    def findable_names(self, block_size: int) -> list[bytes]:
+        """The hashes of the blocks that may be in the cache already: one token at least is left to compute."""
+        findable = (self.target - 1) // block_size
+        return self.block_names(findable, block_size)[:findable]
+
     def block_names(self, blocks: int, block_size: int) -> list[bytes]:
         """The hashes of at least its first `blocks` blocks, all of whose tokens are known."""
         while len(self.hashes) < blocks:

@@ -8,13 +8,15 @@ are two plans of one turn, what goes beyond is for a turn that follows at once.
 import logging
 from collections.abc import Callable, Iterator, Sequence
 
-from bulletserve.core.errors import ConfigError
+from bulletserve.core.errors import BulletError, ConfigError, PlanError, PolicyError
 from bulletserve.core.events import Arrived, Event
 from bulletserve.core.plan import Plan
 from bulletserve.core.ports import Clock, Executor, Inbox, Outlet
 from bulletserve.core.request import FinishReason
+from bulletserve.core.snapshot import Snapshot
 from bulletserve.scheduler.plan_check import plan_check
 from bulletserve.scheduler.policy import NoForecasts, Policy
+from bulletserve.scheduler.stall_watch import LIMIT_S, StallWatch
 from bulletserve.scheduler.state import State
 
 STATUS_PERIOD_S = 1.0
@@ -32,7 +34,8 @@ class Loop:
 
     `observer` is called once a turn with the time, the events and the plans that were carried out; it may be set before
     the first turn. `turns`: how many so far. `unsettled`: the policy had more to add than one turn holds, so the next
-    does not wait. Forecasts are those of the state's estimator.
+    does not wait. `stalled`: what was told to the requests that the policy left lying, "" while it never did.
+    Forecasts are those of the state's estimator.
 
     Raises `ConfigError` for a policy that needs forecasts where there are none.
     """
@@ -64,6 +67,8 @@ class Loop:
         self._status_due_s = 0.0
         self._events: Iterator[Event] = iter(())
         self.unsettled = False
+        self.stalled = ""
+        self._stall = StallWatch()
 
     def run(self) -> str:
         """Turn until stopped. Returns the device's fault, or "" after an orderly stop.
@@ -78,7 +83,8 @@ class Loop:
             if state.fault:
                 reason, message = FinishReason.ERROR, state.fault
         except BaseException as error:
-            reason, message = FinishReason.ERROR, f"the scheduler failed: {error!r}"
+            ours = isinstance(error, BulletError)
+            reason, message = FinishReason.ERROR, str(error) if ours else f"the scheduler failed: {error!r}"
             raise
         finally:
             unheard = (*self._events, *self._inbox.wait(0.0))
@@ -99,6 +105,10 @@ class Loop:
         for event in self._events:
             state.apply(event, now_s)
         plans = () if state.stopped or state.fault else self._decide(now_s)
+        if self._stall.is_over(state.lying > 0, now_s):
+            self._give_up()
+        elif self._stall.is_worth_a_word():
+            _log.warning("%s: it has %.0f s left to", self._standstill(), LIMIT_S - self._stall.seconds)
         self._tell(now_s)
         self.turns += 1
         if now_s >= self._status_due_s:
@@ -113,16 +123,41 @@ class Loop:
             if self.state.lanes_are_full:
                 break  # nothing can start before a step ends, and then we are here again
             snapshot = self.state.snapshot(now_s)
-            plan = self.policy.decide(snapshot, self._estimator)
+            plan = self._ask(snapshot)
             if plan.is_empty:
                 break
-            plan_check(snapshot, plan)
             if _log.isEnabledFor(logging.DEBUG):
                 _log.debug("%.6f %s", now_s, plan)
             self.state.carry_out(plan, now_s, self._executor.start)
             plans.append(plan)
         self.unsettled = len(plans) == MAX_PLANS_PER_TURN
         return plans
+
+    def _ask(self, snapshot: Snapshot) -> Plan:
+        """The policy's plan, which may be carried out. Raises `PolicyError`: others write policies too."""
+        try:
+            plan = self.policy.decide(snapshot, self._estimator)
+            if not plan.is_empty:
+                plan_check(snapshot, plan)
+            return plan
+        except PlanError as error:
+            raise PlanError(f"the policy {self.policy.name} broke a rule of plans: {error}") from error
+        except BulletError:
+            raise
+        except Exception as error:
+            raise PolicyError(f"the policy {self.policy.name} failed: {error!r}") from error
+
+    def _give_up(self) -> None:
+        """End what the policy leaves lying. The engine goes on: perhaps one odd request was in the way of all."""
+        self.stalled = self._standstill()
+        _log.error("%s: they end with an error", self.stalled)
+        self.state.fail_all(self.stalled)
+
+    def _standstill(self) -> str:
+        return (
+            f"the policy {self.policy.name} has started nothing for {self._stall.seconds:.0f} s ({self._stall.turns} "
+            f"turns), though nothing runs and {self.state.lying} requests wait"
+        )
 
     def _tell(self, now_s: float) -> None:
         output = self.state.take_output(now_s)

@@ -6,6 +6,7 @@ prompt that is cut into token ranges comes back to the admitted after each range
 
 from collections.abc import Collection, Sequence
 
+from bulletserve.core.launch import PromptPart
 from bulletserve.core.snapshot import AdmittedEntry, PrefillProgress
 from bulletserve.scheduler.job import Job, Phase
 
@@ -100,3 +101,9 @@ class PromptSet:
         """Nobody waits for the batch any more; its members."""
         batch, self.batch, self.progress = self.batch, (), None
         return batch
+
+
+def prompt_parts(batch: Sequence[Job], ranges: TokenRanges) -> tuple[PromptPart, ...]:
+    """What each prompt of a batch has in a step that reads `ranges` of them."""
+    pairs = zip(batch, ranges, strict=True)
+    return tuple([PromptPart(job.seat, first, end, end == job.target) for job, (first, end) in pairs])

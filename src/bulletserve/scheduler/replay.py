@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from bulletserve.core.errors import BulletError, RecordError
+from bulletserve.core.errors import BulletError, ConfigError, PolicyError, RecordError
 from bulletserve.core.events import Event, Output, Status
 from bulletserve.core.launch import Launch
 from bulletserve.core.plan import Plan
 from bulletserve.core.ports import Outlet
 from bulletserve.core.shapes import ModelShape
-from bulletserve.core.snapshot import Limits, Snapshot
+from bulletserve.core.snapshot import Limits, Snapshot, check_limits
 from bulletserve.estimator.calibration import Calibration
 from bulletserve.estimator.estimator import Estimator
 from bulletserve.scheduler.kv_ledger import KvLedger
@@ -62,11 +62,14 @@ class RecordedEngine:
                 calibration = Calibration.from_json(header["calibration"])
                 if calibration.hash != header["calibration_hash"]:
                     raise RecordError("the record's calibration is not the one that it names")
-                shape = msgspec.convert(header["shape"], ModelShape)
-                estimator = Estimator(calibration, shape, int(header["dtype_bytes"]))
+                shape, dtype_bytes = ModelShape.from_json(header["shape"]), int(header["dtype_bytes"])
+                if not 1 <= dtype_bytes <= 8:
+                    raise ValueError(f"no number has {dtype_bytes} bytes")
+                estimator = Estimator(calibration, shape, dtype_bytes)
             limits = msgspec.convert(header["limits"], Limits)
+            check_limits(limits)
             return cls(str(header["policy"]), limits, bool(header["caching"]), estimator)
-        except (KeyError, TypeError, msgspec.ValidationError) as error:
+        except (LookupError, TypeError, AttributeError, ValueError, OverflowError, ConfigError) as error:
             raise RecordError(f"the record's header does not describe an engine ({error!r})") from error
 
 
@@ -102,14 +105,15 @@ class Replay:
         return self._judge.decisions
 
     def differences(self, turns: Iterable[Turn]) -> Iterator[Difference]:
-        """Those of each turn. Raises `RecordError` for a turn that cannot have followed those before it."""
+        """Those of each turn. Raises `RecordError` for a turn that cannot have followed those before it, `PolicyError`
+        where the policy fails."""
         for turn in turns:
             self._world.time_s = turn.now_s
             try:
                 self._again(turn)
-            except (BulletError, LookupError, ValueError, AssertionError) as error:
+            except (BulletError, LookupError, ValueError, TypeError, ArithmeticError, AssertionError) as error:
                 yield from self._judge.found
-                if isinstance(error, RecordError):
+                if isinstance(error, RecordError) or type(error) is PolicyError:
                     raise
                 why = f"{type(error).__name__}: {error}"
                 raise RecordError(

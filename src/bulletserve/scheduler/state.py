@@ -23,7 +23,7 @@ from bulletserve.scheduler.lane_queue import LaneQueues
 from bulletserve.scheduler.ordering import Queue
 from bulletserve.scheduler.outbox import Outbox
 from bulletserve.scheduler.policy import Forecaster
-from bulletserve.scheduler.prompt_set import PromptSet, TokenRanges
+from bulletserve.scheduler.prompt_set import PromptSet, TokenRanges, prompt_parts
 from bulletserve.scheduler.queue_rules import FIRST_COME, QueueRules
 from bulletserve.scheduler.started_step import StartedStep
 from bulletserve.scheduler.step_watch import StepWatch
@@ -77,6 +77,11 @@ class State:
         return not self._jobs and not self._steps
 
     @property
+    def lying(self) -> int:
+        """Open requests while no step is under way, 0 while one is."""
+        return 0 if self._steps else len(self._jobs)
+
+    @property
     def lanes_are_full(self) -> bool:
         """No lane takes another step before one of its own has ended."""
         return self._lane_queues.are_full
@@ -101,6 +106,11 @@ class State:
         for request_id in (*self._jobs, *(request.id for request in unheard)):
             self._outbox.finished.append(Finished(request_id, reason, None, message))
         self._jobs.clear()
+
+    def fail_all(self, message: str) -> None:
+        """End every open request with an error, and go on."""
+        for job in tuple(self._jobs.values()):
+            self._end(job, FinishReason.ERROR, message=message)
 
     def _arrive(self, job: Job) -> None:
         """Into the queue; what could never end, even alone, is refused: it would block all behind it."""
@@ -243,8 +253,7 @@ class State:
     def carry_out(self, plan: Plan, now_s: float, start: Callable[[Launch], None]) -> None:
         """Do what a checked plan says; `start` receives each launch."""
         for refusal in plan.refuse:
-            job = self._jobs[refusal.request_id]
-            retry_s = refusal.retry_after_s
+            job, retry_s = self._jobs[refusal.request_id], refusal.retry_after_s
             self._end(job, FinishReason.REFUSED, message=refusal.reason, retry_after_s=retry_s)
         for request_id in plan.preempt:
             self.preemptions += 1
@@ -257,11 +266,8 @@ class State:
     def _admit(self, job: Job) -> None:
         block_size = self.limits.block_size
         self._queue.remove(job.id)
-        names: list[bytes] = []
-        if self.ledger.caching:
-            findable = (job.target - 1) // block_size
-            names = job.block_names(findable, block_size)[:findable]
-            self.queried_tokens += job.target
+        names = job.findable_names(block_size) if self.ledger.caching else []
+        self.queried_tokens += job.target if self.ledger.caching else 0
         hits = self.ledger.allocate(job.id, self.ledger.blocks_for(job.target), names)
         self.hit_tokens += hits * block_size
         job.take_seat(self._seats.pop(), hits * block_size)
@@ -286,12 +292,7 @@ class State:
             step.batch = self._prompts.batch
             for job in step.batch:
                 job.last_step = self._next_step
-            parts = tuple(
-                [
-                    PromptPart(job.seat, first, end, end == job.target)
-                    for job, (first, end) in zip(step.batch, start.token_ranges, strict=True)
-                ]
-            )
+            parts = prompt_parts(step.batch, start.token_ranges)
             if layers[1] == self.limits.num_layers:
                 self._close_batch(step, start.token_ranges, now_s, join=isinstance(start, MixedStep))
             else:
@@ -342,6 +343,7 @@ class State:
         """The projected state, frozen."""
         needed = self._decoding.blocks_needed
         free = self.ledger.free_blocks
+        short = needed > free
         self._queue.divide(now_s)
         waiting, late = self._queue.in_time, self._queue.late
         return Snapshot(
@@ -359,11 +361,9 @@ class State:
             decode_tokens=self._decoding.tokens,
             decode_classes=self._decoding.loads(now_s),
             decode_blocks_needed=needed,
-            victims=cheapest_victims(self._decoding, self._prompts.admitted, self.ledger) if needed > free else (),
+            victims=cheapest_victims(self._decoding, self._prompts.admitted, self.ledger) if short else (),
             free_blocks=free,
-            returning_blocks=returning_blocks(self._steps.values(), self._decoding, self.ledger)
-            if needed > free
-            else 0,
+            returning_blocks=returning_blocks(self._steps.values(), self._decoding, self.ledger) if short else 0,
             free_seats=len(self._seats),
             prefill_lane=self._lane_queues.states[Lane.PREFILL],
             decode_lane=self._lane_queues.states[Lane.DECODE],

@@ -13,6 +13,7 @@ from bulletserve.core.errors import BulletError, EngineDied, EngineError, Invali
 from bulletserve.core.events import Output, Status
 from bulletserve.core.request import Finished, FinishReason
 from bulletserve.server.calls import Answer, Call, End, Prompt
+from bulletserve.telemetry.end_rate import EndRate
 from bulletserve.telemetry.metrics import Metrics
 from bulletserve.transport.front_end import FrontEnd
 from bulletserve.transport.messages import Fatal, ToFront
@@ -53,6 +54,7 @@ class OpenRequests:
         self._step_limit_s = step_limit_s
         self._open: dict[int, Answer] = {}
         self._waiting = 0
+        self._ends = EndRate()
         self._ids = itertools.count(1)
         self._heard_s = time.monotonic()
         self._last_words = ""
@@ -122,7 +124,7 @@ class OpenRequests:
         call = Call(prompts, streaming=streaming)
         for answer in call.answers:
             self._open[answer.prompt.request.id] = answer
-        self._waiting += len(prompts)
+        self._more_wait(len(prompts))
         return call
 
     def check_room(self, prompts: int) -> None:
@@ -137,9 +139,17 @@ class OpenRequests:
             )
 
     def _queue_s(self) -> float:
-        """When the queue as it stands will have been served, by the engine's forecast."""
+        """When the queue as it stands will have been served, as fast as requests end; at first by the engine's
+        forecast, which knows of prompts only."""
         status = self.metrics.status
-        return _RETRY_AFTER_S if status is None else max(_RETRY_AFTER_S, status.queue_s)
+        forecast_s = _RETRY_AFTER_S if status is None else status.queue_s
+        wait_s = self._ends.wait_s(self._waiting, len(self._open) - self._waiting, time.monotonic(), forecast_s)
+        return max(_RETRY_AFTER_S, wait_s)
+
+    def _more_wait(self, count: int) -> None:
+        """Of all requests so many more (fewer, below 0) have no token yet."""
+        self._waiting += count
+        self._ends.waiting(self._waiting, time.monotonic())
 
     def close(self, call: Call) -> None:
         """Nobody reads this call any more: abort what is unfinished."""
@@ -191,7 +201,7 @@ class OpenRequests:
         self._abort(matched)
 
     def _first_token(self, answer: Answer, now_s: float) -> None:
-        self._waiting -= 1
+        self._more_wait(-1)
         self.metrics.prompt_tokens += answer.prompt_tokens
         self.metrics.first_token_s.observe(now_s - answer.prompt.request.arrival_s)
 
@@ -217,7 +227,9 @@ class OpenRequests:
     def _forget(self, answer: Answer, reason: str) -> None:
         del self._open[answer.prompt.request.id]
         if not answer.tokens:
-            self._waiting -= 1
+            self._more_wait(-1)
+        elif reason != "error":
+            self._ends.ended(len(self._open) - self._waiting, time.monotonic())
         self.metrics.finished[reason] += 1
 
     def _fail_all(self, error: BulletError) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from bulletserve.core.errors import ConfigError
 from bulletserve.core.operators import StepShape
 from bulletserve.core.partition import Lattice, Partition
-from bulletserve.core.snapshot import Limits
+from bulletserve.core.snapshot import MOST_BLOCKS, MOST_SEQS, Limits
 from bulletserve.estimator.estimator import Estimator
 
 MAX_SEQS = 256
@@ -41,8 +41,11 @@ def limits_of(
     total, layers = estimator.calibration.total_sms, estimator.shape.num_layers
     if any(not 0 < share < total for share in decode_shares):
         raise ConfigError(f"decode shares must lie between 1 and {total - 1} SMs, not {sorted(decode_shares)}")
-    if cache_tokens < BLOCK_SIZE or max_seqs < 1:
-        raise ConfigError(f"an engine needs a cache of at least {BLOCK_SIZE} tokens and a seat")
+    if not BLOCK_SIZE <= cache_tokens <= BLOCK_SIZE * MOST_BLOCKS or not 1 <= max_seqs <= MOST_SEQS:
+        raise ConfigError(
+            f"an engine needs a cache of at least {BLOCK_SIZE} tokens and a seat, and has at most "
+            f"{BLOCK_SIZE * MOST_BLOCKS} tokens and {MOST_SEQS} seats"
+        )
     splits = tuple(Partition(total - share, share) for share in sorted(decode_shares)) or usual_splits(total)
     batch = max(1, _BATCH_TOKENS_PER_SM * total)
     whole_s = estimator.predict(StepShape.prefill([(batch, 0)], layers, 1), Partition(total, 0)).seconds

@@ -31,7 +31,7 @@ def place_of(rate: float) -> int:
 def search(run: Callable[[int], Met], first: int) -> dict[float, Met]:
     """The curve of all places that were run, beginning with `first`: two neighbours, one at 90 % and one below, are
     among them, unless it is below at the lowest rate or above at the highest. Some places further off are run too, for
-    the interval."""
+    the interval. Where less load is no help, the lowest rate is tried at once: what fails there has no goodput."""
     lowest, highest = place_of(LOWEST_RATE), place_of(HIGHEST_RATE)
     found: dict[int, Met] = {}
 
@@ -39,6 +39,9 @@ def search(run: Callable[[int], Met], first: int) -> dict[float, Met]:
         if place not in found:
             found[place] = run(place)
         return float(found[place].mean()) >= ATTAINED
+
+    def no_better(place: int, than: int) -> bool:
+        return place != than and float(found[place].mean()) <= float(found[than].mean())
 
     good = bad = min(max(first, lowest), highest)
     jump = _FIRST_JUMP
@@ -48,9 +51,10 @@ def search(run: Callable[[int], Met], first: int) -> dict[float, Met]:
             jump *= 2
     else:
         while not attains(good) and good > lowest:
-            bad, good = good, max(lowest, good - jump)
+            bad, good = good, lowest if no_better(good, bad) else max(lowest, good - jump)
             jump *= 2
-    while bad - good > 1:
+    decided = attains(good) and not attains(bad)  # else it is below at the lowest rate, or not even at the highest
+    while decided and bad - good > 1:
         middle = (good + bad) // 2
         if attains(middle):
             good = middle

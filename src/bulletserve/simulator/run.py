@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bulletserve.core.errors import EngineError
+from bulletserve.core.errors import EngineError, PolicyError
 from bulletserve.core.events import Arrived
 from bulletserve.core.request import Request
 from bulletserve.core.slo import Slo
@@ -67,17 +67,20 @@ def submit(simulation: Simulation, requests: Sequence[Request]) -> None:
 def drain(simulation: Simulation, last: int | None = None) -> None:
     """Turn until nothing is left, or until the requests numbered up to `last` have ended.
 
-    Raises `EngineError` when requests are left and nothing will ever happen.
+    Raises `PolicyError` when requests are left and nothing will ever happen, `EngineError` for a fault.
     """
     answers = simulation.collector.answers
     waited = iter(()) if last is None else iter(range(last + 1))
     number = next(waited, None)
     while simulation.executor.has_work or not simulation.state.is_idle:
         if not (simulation.executor.has_work or simulation.loop.unsettled):
-            raise EngineError("requests are left, but the policy starts nothing")
+            left, policy = simulation.state.lying, simulation.loop.policy.name
+            raise PolicyError(f"{left} requests are left, but the policy {policy} starts nothing")
         simulation.loop.turn()
         if simulation.state.fault:
             raise EngineError(simulation.state.fault)
+        if simulation.loop.stalled:
+            raise PolicyError(simulation.loop.stalled)
         while number is not None and answers[number].finish:
             number = next(waited, None)
         if last is not None and number is None:

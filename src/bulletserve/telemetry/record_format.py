@@ -132,7 +132,7 @@ class Record:
             now_s, events, plans = self._decoded(body, tuple[float, list[list[Any]], list[list[Any]]])
             try:
                 yield Turn(now_s, tuple(map(_read_event, events)), tuple(map(_read_plan, plans)), self._number)
-            except (msgspec.ValidationError, KeyError, TypeError, ValueError, IndexError) as error:
+            except (msgspec.ValidationError, LookupError, TypeError, ValueError, OverflowError) as error:
                 raise self.broken(f"no turn of a run ({error!r})") from error
 
     def broken(self, what: str) -> RecordError:
@@ -142,7 +142,7 @@ class Record:
     def _decoded(self, body: bytes, kind: Any) -> Any:
         try:
             return msgspec.json.decode(body, type=kind)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise self.broken(f"no part of a record ({error})") from error
 
     def _bodies(self) -> Iterator[bytes]:
@@ -152,7 +152,7 @@ class Record:
                 raise self.broken("cut off in the middle; what comes before it is whole")
             try:
                 found = _line_decoder.decode(line)
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, RecursionError) as error:
                 raise self.broken(f"not a line of a record ({error})") from error
             body = bytes(found.body)
             self._last = _digest(self._last, body)

@@ -30,7 +30,8 @@ _Item = tuple[float, Sequence[Event], Sequence[Plan]]
 class Recorder:
     """An observer of `scheduler/loop`: call it once a turn, from one thread. `close` writes what is left.
 
-    Raises `ConfigError` if the file cannot be made. `stopped`: why recording has ended early, "" while it has not.
+    Raises `ConfigError` if the file cannot be made or holds something. `stopped`: why recording has ended early, ""
+    while it has not.
     """
 
     def __init__(
@@ -44,10 +45,12 @@ class Recorder:
         self._lines = LineWriter()
         with ExitStack() as undo:
             try:
-                self._file: BinaryIO = path.open("wb")
+                self._file = _open_new(path)
                 undo.callback(_give_up, self._file)
                 self._file.write(self._lines.header(header))
                 self._file.flush()
+            except FileExistsError:
+                raise ConfigError(f"a record would overwrite {path}: name a new file") from None
             except OSError as error:
                 raise ConfigError(f"a record cannot be written to {path}: {error.strerror or error}") from None
             undo.pop_all()
@@ -94,6 +97,16 @@ class Recorder:
         if not self.stopped:
             self.stopped = why
             _log.warning("recording to %s has ended: %s; serving goes on", self.path, why)
+
+
+def _open_new(path: Path) -> BinaryIO:
+    """Raises `FileExistsError` where something would be lost; an empty file may have been made for us."""
+    try:
+        return path.open("xb")
+    except FileExistsError:
+        if path.stat().st_size:
+            raise
+        return path.open("wb")
 
 
 def _give_up(file: BinaryIO) -> None:

@@ -3,11 +3,11 @@
 Knows nothing about tokens. One JSON object a line with `arrival` (seconds), `messages` (a chat) and `max_tokens`.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from bulletserve.core.errors import ConfigError
+from bulletserve.core.json_text import parse_json
 
 Message = dict[str, str]
 
@@ -35,10 +35,10 @@ def read_prompt_list(path: Path) -> tuple[ChatPrompt, ...]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = parse_json(line)
             messages = tuple({"role": str(m["role"]), "content": str(m["content"])} for m in row["messages"])
             prompt = ChatPrompt(float(row["arrival"]), messages, row["max_tokens"])
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise ConfigError(f"{path}, line {number}: not a prompt ({error!r})") from None
         if type(prompt.max_tokens) is not int or prompt.max_tokens < 1:
             raise ConfigError(f"{path}, line {number}: max_tokens must be a whole number of at least 1")

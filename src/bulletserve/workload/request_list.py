@@ -5,7 +5,6 @@ by a rate gives the same requests at that rate. Published traces come as JSON li
 `prompt_tokens` and `output_tokens`.
 """
 
-import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +12,10 @@ from math import inf
 from pathlib import Path
 
 from bulletserve.core.errors import ConfigError
+from bulletserve.core.json_text import parse_json
+
+MOST_TOKENS = 10_000_000
+"""Of a prompt or an answer: what is more is a mistake in the list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +36,14 @@ def read_request_list(path: Path) -> tuple[RequestLengths, ...]:
     requests: list[RequestLengths] = []
     for number, line in enumerate(lines, 1):
         try:
-            row = json.loads(line)
+            row = parse_json(line)
             request = RequestLengths(float(row["arrival"]), row["prompt_tokens"], row["output_tokens"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise ConfigError(f"{path}, line {number}: not a request ({error!r})") from None
         if not 0 <= request.arrival_s < inf:
             raise ConfigError(f"{path}, line {number}: an arrival is a number of seconds, 0 or more")
-        if any(type(n) is not int or n < 1 for n in (request.prompt_tokens, request.output_tokens)):
-            raise ConfigError(f"{path}, line {number}: lengths must be whole numbers of at least 1")
+        if any(type(n) is not int or not 1 <= n <= MOST_TOKENS for n in (request.prompt_tokens, request.output_tokens)):
+            raise ConfigError(f"{path}, line {number}: lengths must be whole numbers from 1 to {MOST_TOKENS}")
         requests.append(request)
     return tuple(requests)
 

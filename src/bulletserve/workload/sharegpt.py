@@ -8,13 +8,13 @@ The usual file, ShareGPT_V3_unfiltered_cleaned_split.json, is a collection of ch
 collectors put it under Apache-2.0. It is read where you have it, and never shipped or quoted here.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bulletserve.core.errors import ConfigError
+from bulletserve.core.json_text import parse_json
 
 CHARACTERS_PER_TOKEN = 4
 """Of English text, roughly: what an estimate goes by."""
@@ -38,8 +38,8 @@ def read_sharegpt(path: Path) -> tuple[Exchange, ...]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
     try:
-        entries = json.loads(text) if text.lstrip().startswith("[") else [json.loads(s) for s in text.splitlines() if s]
-    except (ValueError, RecursionError) as error:
+        entries = parse_json(text) if text.lstrip().startswith("[") else [parse_json(s) for s in text.splitlines() if s]
+    except ValueError as error:
         raise ConfigError(f"{path} is no JSON list of conversations: {error}") from None
     found = tuple(_exchanges(entries))
     if not found:

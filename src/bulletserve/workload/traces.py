@@ -12,7 +12,6 @@ Nothing of them is shipped here.
 """
 
 import csv
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,13 +19,13 @@ from math import ceil, isfinite
 from pathlib import Path
 
 from bulletserve.core.errors import ConfigError
-from bulletserve.workload.request_list import RequestLengths
+from bulletserve.core.json_text import parse_json
+from bulletserve.workload.request_list import MOST_TOKENS, RequestLengths
 
 BLOCK_TOKENS = 512
 """Tokens of a block that a hash id names."""
 
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
-_MOST_TOKENS = 10_000_000
 
 Blocks = tuple[int, ...]
 Row = tuple[RequestLengths, Blocks]
@@ -95,7 +94,7 @@ def _mooncake(path: Path, lines: Iterator[str]) -> Iterator[Row]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = parse_json(line)
             arrival_s = float(row["timestamp"]) / 1e3
             prompt, output = _lengths(row["input_length"], row["output_length"])
             names = tuple(row.get("hash_ids") or ())
@@ -105,12 +104,12 @@ def _mooncake(path: Path, lines: Iterator[str]) -> Iterator[Row]:
                 raise ValueError(f"{len(names)} hash ids for {prompt} tokens in blocks of {BLOCK_TOKENS}")
             if any(type(name) is not int or name < 0 for name in names):
                 raise ValueError("hash ids are whole numbers of at least 0")
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ConfigError(f"{path}, line {number}: not a request ({error})") from None
         yield RequestLengths(arrival_s, prompt, output), names
 
 
 def _lengths(prompt: int, output: int) -> tuple[int, int]:
-    if any(type(n) is not int or not 0 <= n <= _MOST_TOKENS for n in (prompt, output)):
+    if any(type(n) is not int or not 0 <= n <= MOST_TOKENS for n in (prompt, output)):
         raise ValueError("lengths are whole numbers of tokens")
     return max(1, prompt), max(1, output)

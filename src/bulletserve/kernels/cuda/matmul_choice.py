@@ -16,6 +16,7 @@ from typing import Any, Literal, Self
 
 from bulletserve.cache_files import cache_root, write_whole
 from bulletserve.core.errors import ConfigError
+from bulletserve.core.json_text import parse_json
 
 Kind = Literal["cublas", "cublaslt", "triton"]
 Stream = Literal["none", "tail", "split"]
@@ -187,7 +188,7 @@ class ChoiceTable:
     def from_json(cls, text: str) -> "ChoiceTable":
         """The table that `to_json` wrote. Raises ConfigError if it is none."""
         try:
-            document: Mapping[str, Any] = json.loads(text)
+            document: Mapping[str, Any] = parse_json(text)
             table = cls(TableKey(**document["key"]))
             for row in document["cells"]:
                 cell = Cell(Choice(**row["captured"]), Choice(**row["eager"]))

@@ -28,8 +28,28 @@ def make_policy(spec: str) -> Policy:
     """The policy that `spec` names. Raises `ConfigError` naming what there is."""
     name, _, text = spec.partition(":")
     cls = _class(name)
-    hints = get_type_hints(cls)
-    types = {option.name: hints[option.name] for option in fields(cls)}
+    options = _options(name, cls, text)
+    try:
+        made = cls(**options)
+        for part in _PARTS:
+            getattr(made, part)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"the policy {name!r} cannot be made of {spec!r}: {error!r}") from error
+    return cast(Policy, made)
+
+
+_PARTS = ("name", "needs_forecasts", "rules", "decide")
+
+
+def _options(name: str, cls: Any, text: str) -> dict[str, object]:
+    """What the words of a spec say, each of the type of its field."""
+    try:
+        hints = get_type_hints(cls)
+    except Exception as error:
+        raise ConfigError(f"the policy {name!r}: the types of its options cannot be read: {error!r}") from error
+    types = {option.name: hints[option.name] for option in fields(cls) if option.init}
     options: dict[str, object] = {}
     for item in filter(None, text.split(",")):
         key, _, value = item.partition("=")
@@ -38,9 +58,10 @@ def make_policy(spec: str) -> Policy:
             raise ConfigError(f"policy {name} has no option {key!r}; it has {known}")
         try:
             options[key] = types[key](value)
-        except ValueError:
-            raise ConfigError(f"policy option {key} must be of type {types[key].__name__}") from None
-    return cast(Policy, cls(**options))
+        except Exception:
+            wanted = getattr(types[key], "__name__", types[key])
+            raise ConfigError(f"policy option {key} must be of type {wanted}, not {value!r}") from None
+    return options
 
 
 def _class(name: str) -> Any:
