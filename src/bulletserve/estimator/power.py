@@ -9,7 +9,7 @@ from math import exp, log
 from typing import NamedTuple
 
 from bulletserve.estimator.parameters import Parameters
-from bulletserve.estimator.roofs import Roofs, Slowed, body_at
+from bulletserve.estimator.roofs import SHARPNESS, Roofs, Slowed, body_at
 
 _NEAR = 6e-3
 """So near to the wanted clock (as a logarithm) the rest of the way is straight, to 2e-5 of a step's time."""
@@ -71,13 +71,15 @@ def allowed_clock(constants: Parameters, running: Running) -> Clock:
 
 def _draw(constants: Parameters, running: Running, ratio: float) -> _Draw:
     knee, overlap, voltage = constants.knee, constants.overlap, constants.voltage
-    falls_c, falls_s, falls_j = ratio**-overlap, ratio**-knee, ratio**voltage
+    clock_pace, falls_j = ratio**-SHARPNESS, ratio**voltage
+    to_c, to_s = overlap / SHARPNESS, knee / SHARPNESS
     watts = rises = 0.0
     bodies: list[float] = []
     fallings: list[float] = []
     for step, (slow_c, slow_s, slow_d) in running:
-        factors = slow_c * falls_c, slow_s * falls_s, slow_d
-        body_s, falling_s = body_at(step.rows, factors, knee, overlap)
+        pace_c, pace_s = clock_pace + slow_c - 1.0, clock_pace + slow_s - 1.0
+        falls = clock_pace / pace_c, clock_pace / pace_s
+        body_s, falling_s = body_at(step.rows, (pace_c**to_c, pace_s**to_s, slow_d), falls, knee, overlap)
         bodies.append(body_s)
         fallings.append(falling_s)
         seconds, sm_j = body_s + step.launch_s, step.sm_j * falls_j
