@@ -8,7 +8,7 @@ from bulletserve.core.operators import StepShape, operators
 from bulletserve.core.shapes import ModelShape
 from bulletserve.estimator.parameters import Parameters
 from bulletserve.estimator.power import allowed_clock
-from bulletserve.estimator.roofs import ALONE, SHARPNESS, WaveMemo, beside, body_at, roofs
+from bulletserve.estimator.roofs import ALONE, WaveMemo, beside, body_at, roofs
 from bulletserve.estimator.work import ModelWork, Work
 
 SHAPE = ModelShape("llama", 2, 256, 512, 4, 2, 64, 1024, 512)
@@ -33,9 +33,6 @@ DECODE = StepShape.decode(16, 1600, 2)
 PREFILL = StepShape.prefill([(32, 16)], 2, 16)
 LAYER_GROUP = StepShape.prefill([(96, 0)], 1, 0)
 WINDOWED = replace(SHAPE, sliding_window=20)
-FALLS = (1.0, 1.0)
-"""How C and S fall with the clock where no neighbour holds loads up."""
-
 MIXED = StepShape.mixed([(32, 16)], 16, 1600, 2, 16)
 
 
@@ -94,7 +91,7 @@ def by_hand_s(step: StepShape, sms: float, clock: float) -> float:
 @pytest.mark.parametrize("clock", [1.0, 0.5])
 def test_seconds_by_hand(step: StepShape, clock: float) -> None:
     own = roofs(DEVICE, work(DEVICE, SHAPE, step), 1.0, 8, WaveMemo(DEVICE))
-    found, _ = body_at(own.rows, (clock**-DEVICE.overlap, clock**-DEVICE.knee, 1.0), FALLS, DEVICE.knee, DEVICE.overlap)
+    found, *_ = body_at(own.rows, (clock**-DEVICE.overlap, clock**-DEVICE.knee, 1.0), DEVICE.knee, DEVICE.overlap)
     assert found == pytest.approx(by_hand_s(step, 1.0, clock), rel=1e-9)
     if clock == 1.0:
         assert own.body_s == pytest.approx(own.compute_s + own.memory_s), "full waves lose nothing"
@@ -104,17 +101,18 @@ def test_contention_by_hand() -> None:
     """A neighbour that uses the whole bandwidth and computes on all other SMs."""
     constants = replace(DEVICE, bandwidth_taken=0.5, compute_slowed=0.25, stream_slowed=0.1)
     own = roofs(constants, work(constants, SHAPE, DECODE), 1.0, 8, WaveMemo(constants))
-    slow_c, slow_s, slow_d = beside(constants, own._replace(used=1.0, computing=7 / 8))
-    assert slow_c == pytest.approx(1.25**SHARPNESS)
-    assert slow_s == pytest.approx(1.1**SHARPNESS), "the memory is busier than the SMs"
+    slowed = beside(constants, own._replace(used=1.0, computing=7 / 8))
+    slow_c, slow_s, slow_d, *waits = slowed
+    assert waits == pytest.approx([0.25, 0.1])
+    assert slow_c == pytest.approx(1.25)
+    assert slow_s == pytest.approx(1.1**2), "the memory is busier than the SMs"
     assert slow_d == pytest.approx(2.0**2)
-    _, less_s, least_d = beside(constants, own._replace(used=0.0, computing=7 / 8))
-    assert less_s == pytest.approx((1 + 0.1 * 7 / 8) ** SHARPNESS)
+    _, less_s, least_d, *_ = beside(constants, own._replace(used=0.0, computing=7 / 8))
+    assert less_s == pytest.approx((1 + 0.1 * 7 / 8) ** 2)
     assert least_d == 1.0
-    seconds, _ = body_at(own.rows, (1.25, 1.1**2, slow_d), FALLS, 2.0, 1.0)
-    assert seconds == pytest.approx(sum(c * 1.25 + (s * 1.1**2 + d * slow_d) ** 0.5 for c, s, d in own.rows))
-    running = ((own, (slow_c, slow_s, slow_d)),)
-    assert allowed_clock(constants, running).body_s[0] == pytest.approx(seconds), "at the highest clock"
+    seconds, *_ = body_at(own.rows, (slow_c, slow_s, slow_d), 2.0, 1.0)
+    assert seconds == pytest.approx(sum(c * slow_c + (s * slow_s + d * slow_d) ** 0.5 for c, s, d in own.rows))
+    assert allowed_clock(constants, ((own, slowed),)).body_s[0] == pytest.approx(seconds), "at the highest clock"
 
 
 def test_the_slower_of_clock_and_loads_sets_the_pace() -> None:
@@ -138,8 +136,8 @@ def test_how_seconds_fall_with_the_clock(step: StepShape, joins: tuple[float, fl
     knee, overlap = joins
     constants = replace(DEVICE, knee=knee, overlap=overlap)
     own = roofs(constants, work(constants, SHAPE, step), 4.0, 8, WaveMemo(constants))
-    at = [body_at(own.rows, (x**-overlap, x**-knee, 1.0), FALLS, knee, overlap)[0] for x in (0.9999, 1.0001)]
-    falling = body_at(own.rows, ALONE, FALLS, knee, overlap)[1]
+    at = [body_at(own.rows, (x**-overlap, x**-knee, 1.0), knee, overlap)[0] for x in (0.9999, 1.0001)]
+    falling = sum(body_at(own.rows, ALONE[:3], knee, overlap)[1:])
     assert falling == pytest.approx((at[0] - at[1]) / 2e-4, rel=1e-6)
 
 

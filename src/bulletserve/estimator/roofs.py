@@ -23,9 +23,6 @@ from bulletserve.estimator.work import Tiled, Work
 
 _LEAST_BANDWIDTH_LEFT = 0.1
 
-SHARPNESS = 16.0
-"""The exponent with which the clock's pace and that of loads join: nearly the slower of the two, without a kink."""
-
 Rows = tuple[tuple[float, float, float], ...]
 """Operators as (C^p, S^k, D^k) at the top clock, all executions counted."""
 
@@ -111,34 +108,31 @@ def roofs(constants: Parameters, step: Work, sms: float, total_sms: int, waves: 
     )
 
 
-Slowed = tuple[float, float, float]
-"""What the neighbour makes of a step: the pace of loads, to the power of `SHARPNESS`, that C and S go at where the
-clock is no slower; and a factor on D^k."""
+Slowed = tuple[float, float, float, float, float]
+"""What the neighbour makes of a step: factors on C^p and S^k where the clock is no slower, and on D^k; by what
+share C and S take longer there."""
 
-ALONE: Slowed = (1.0, 1.0, 1.0)
+ALONE: Slowed = (1.0, 1.0, 1.0, 0.0, 0.0)
 
 
 def beside(constants: Parameters, other: Roofs) -> Slowed:
     """What `other` does to a step on other SMs."""
     left = max(_LEAST_BANDWIDTH_LEFT, 1.0 - constants.bandwidth_taken * other.used)
-    return (
-        (1.0 + constants.compute_slowed * other.used) ** SHARPNESS,
-        (1.0 + constants.stream_slowed * max(other.used, other.computing)) ** SHARPNESS,
-        left**-constants.knee,
-    )
+    busiest = other.used if other.used > other.computing else other.computing
+    wait_c, wait_s, k = constants.compute_slowed * other.used, constants.stream_slowed * busiest, constants.knee
+    return (1.0 + wait_c) ** constants.overlap, (1.0 + wait_s) ** k, left**-k, wait_c, wait_s
 
 
 def body_at(
-    rows: Rows, factors: tuple[float, float, float], falls: tuple[float, float], knee: float, overlap: float
-) -> tuple[float, float]:
-    """Seconds in operators, without launches, and how fast they fall with the clock: -d seconds / d log(clock).
+    rows: Rows, factors: tuple[float, float, float], knee: float, overlap: float
+) -> tuple[float, float, float]:
+    """Seconds in operators, without launches, and how they go with C and with S: d seconds / d log(C or S).
 
-    `factors` on C^p, S^k and D^k: what the neighbour and the clock do. `falls`: how C and S fall with the clock.
+    `factors` on C^p, S^k and D^k: what the neighbour or the clock does.
     """
     slow_c, slow_s, slow_d = factors
-    falls_c, falls_s = falls
     power, root, straight = overlap / knee, 1.0 / overlap, 1.0 / knee
-    total = falling = 0.0
+    total = with_c = with_s = 0.0
     for c, s, d in rows:
         loads = s * slow_s
         moved = loads + d * slow_d
@@ -146,9 +140,11 @@ def body_at(
             compute, memory = c * slow_c, moved**power
             both = compute + memory
             seconds = both**root
-            falling += seconds * (falls_c * compute + falls_s * memory * loads / moved) / both
+            share = seconds / both
+            with_c += share * compute
+            with_s += share * memory * loads / moved
         else:
             seconds = moved**straight
-            falling += seconds * falls_s * loads / moved
+            with_s += seconds * loads / moved
         total += seconds
-    return total, falling
+    return total, with_c, with_s

@@ -135,6 +135,8 @@ class ModelWork:
                 whole = layers == self._shape.num_layers
                 tiled = self.decode_tiled if whole else _with_head(counts, layers)
                 flops, moved = flops + head_flops, moved + head_moved
+            elif sampled == 1:  # a vector times a matrix is bytes only, on any device
+                elementwise, total_flops, total_moved = elementwise + head_moved, head_flops, total_moved + head_moved
             else:
                 work_rows.append(self._product(head_flops, head_moved, sampled, head.tiled))
                 total_flops, total_moved = head_flops, total_moved + head_moved
