@@ -96,7 +96,8 @@ def _draw(constants: Parameters, running: Running, ratio: float) -> _Draw:
             held_c, held_s = 0.0 if by_c else with_c, 0.0 if by_s else with_s
             falling_s = with_c + with_s - held_c - held_s
             later += per_s * (held_c + held_s)
-            late += per_s * (held_c * log1p(wait_c) + held_s * log1p(wait_s))
+            if ratio == 1.0:
+                late += per_s * (held_c * log1p(wait_c) + held_s * log1p(wait_s))
         rises += sm_j / seconds * voltage + per_s * falling_s
         bodies.append(body_s)
         fallings.append(falling_s)
@@ -107,9 +108,11 @@ def _is_straight(running: Running, at: float, step: float, later: float) -> bool
     """Whether no clock on the way (a logarithm and a step) takes a pace over from loads."""
     if (step <= 0.0 and not later) or -_THERE < step < _THERE:
         return True
-    low, high = -max(at, at + step), -min(at, at + step)
-    bends = [log1p(wait) for _, slowed in running for wait in slowed[3:]]
-    return not any([low < bend < high for bend in bends])
+    one, other = exp(-at) - 1.0, exp(-at - step) - 1.0
+    for _, (_, _, _, wait_c, wait_s) in running:
+        if one < wait_c < other or other < wait_c < one or one < wait_s < other or other < wait_s < one:
+            return False
+    return True
 
 
 def _inside(at: float, low: float, high: float, least: float) -> float:
