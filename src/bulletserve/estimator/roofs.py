@@ -123,9 +123,7 @@ def beside(constants: Parameters, other: Roofs) -> Slowed:
     return (1.0 + wait_c) ** constants.overlap, (1.0 + wait_s) ** k, left**-k, wait_c, wait_s
 
 
-def body_at(
-    rows: Rows, factors: tuple[float, float, float], knee: float, overlap: float
-) -> tuple[float, float, float]:
+def body_at(rows: Rows, factors: tuple[float, float, float], knee: float, overlap: float) -> tuple[float, float, float]:
     """Seconds in operators, without launches, and how they go with C and with S: d seconds / d log(C or S).
 
     `factors` on C^p, S^k and D^k: what the neighbour or the clock does.
