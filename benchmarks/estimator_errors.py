@@ -1,16 +1,17 @@
 """How far forecasts are from points that their fit has not seen: of the same model, or of another on the same device.
 
-    python benchmarks/estimator_errors.py folds POINTS [--folds 8]
+    python benchmarks/estimator_errors.py folds POINTS [--folds 8] [--seeds 1 2 3]
     python benchmarks/estimator_errors.py transfer POINTS OTHER
 
 POINTS and OTHER are the *.samples.json that `bullet calibrate` writes. `folds`: each fold predicted from all others,
-beside the two baselines. `transfer`: fitted to POINTS, all of OTHER predicted without a sample of it (wanted: a median
+once for each seed they are dealt with, beside the two baselines. `transfer`: fitted to POINTS, all of OTHER predicted without a sample of it (wanted: a median
 of 12 %), then the other way round; for comparison each by its own fit. Needs no GPU.
 """
 
 import argparse
 import random
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from bulletserve.core.samples import Sample
@@ -35,15 +36,20 @@ def ours(samples: list[Sample], measured: Measurements, target: Measurements | N
     return lambda sample: estimator.predict(sample.step, sample.partition, sample.alongside).seconds
 
 
-def folded(samples: list[Sample], folds: int, make: Callable[[list[Sample]], Predictor]) -> Predictor:
-    """Each sample's forecast by the fit to all folds but its own."""
-    order = list(samples)
-    random.Random(1).shuffle(order)
+def folded(
+    samples: list[Sample], folds: int, seeds: list[int], make: Callable[[list[Sample]], Predictor]
+) -> tuple[list[Sample], Predictor]:
+    """The samples once for each seed, and each one's forecast by the fit to all folds but its own."""
+    every: list[Sample] = []
     found: dict[int, float] = {}
-    for fold in range(folds):
-        predict = make([sample for i, sample in enumerate(order) if i % folds != fold])
-        found |= {id(sample): predict(sample) for sample in order[fold::folds]}
-    return lambda sample: found[id(sample)]
+    for seed in seeds:
+        order = [replace(sample) for sample in samples]
+        random.Random(seed).shuffle(order)
+        for fold in range(folds):
+            predict = make([sample for i, sample in enumerate(order) if i % folds != fold])
+            found |= {id(sample): predict(sample) for sample in order[fold::folds]}
+        every += order
+    return every, lambda sample: found[id(sample)]
 
 
 def tell(name: str, samples: Iterable[Sample], predict: Predictor, *, listed: bool = False) -> dict[str, float]:
@@ -76,6 +82,7 @@ def main() -> None:
     way = ways.add_parser("folds")
     way.add_argument("points", type=Path)
     way.add_argument("--folds", type=int, default=8)
+    way.add_argument("--seeds", type=int, nargs="+", default=[1])
     way = ways.add_parser("transfer")
     way.add_argument("points", type=Path)
     way.add_argument("other", type=Path)
@@ -90,7 +97,8 @@ def main() -> None:
             "linear regression": lambda train: linear_regression(train, total),
         }
         for name, make in makers.items():
-            metrics |= tell(name, samples, folded(samples, options.folds, make), listed=name == "calibrated")
+            every, predict = folded(samples, options.folds, options.seeds, make)
+            metrics |= tell(name, every, predict, listed=name == "calibrated")
     else:
         other = load_measurements(options.other)
         names = name_of(options.points), name_of(options.other)

@@ -10,7 +10,7 @@ from pathlib import Path
 from bulletserve.calibrations import PACKAGED, samples_path
 from bulletserve.core.errors import ConfigError
 from bulletserve.core.slo import Slo
-from bulletserve.estimator.calibration import load
+from bulletserve.estimator.calibration import Calibration, load
 from bulletserve.estimator.estimator import Estimator
 from bulletserve.measurements import load_measurements
 from bulletserve.scheduler.loop import Observer
@@ -55,22 +55,28 @@ class Found:
 
 
 def open_calibration(text: str) -> Estimator:
-    """Forecasts by a calibration file, or by one that the package ships (any part of its name).
+    """Forecasts by a calibration file, or by one that the package ships (any part of its name, which ends in that of
+    its kind of model; of several of one device that of the largest model).
 
     Raises `ConfigError` where there is none, or none that names its model.
     """
     path = Path(text)
-    if not path.exists():
-        shipped = sorted(one for one in PACKAGED.glob("*.json") if "samples" not in one.name)
-        fitting = [one for one in shipped if text.lower() in one.name.lower()]
-        if len(fitting) != 1:
-            names = ", ".join(one.stem for one in fitting or shipped) or "none; make one with: bullet calibrate MODEL"
-            raise ConfigError(f"--calibration {text}: there is no such file; shipped are {names}")
-        path = fitting[0]
-    calibration = load(path)
+    calibration = load(path) if path.exists() else _shipped(text)
     if calibration.provenance.shape is None:
         raise ConfigError(f"--calibration {path}: it does not say of which model; measure one with: bullet calibrate")
     return Estimator(calibration, calibration.provenance.shape)
+
+
+def _shipped(text: str) -> Calibration:
+    known: dict[str, Calibration] = {}
+    for path in sorted(PACKAGED.glob("*.json")):
+        one = load(path)
+        known[f"{path.stem}-{one.provenance.shape.architecture if one.provenance.shape else ''}"] = one
+    fitting = [one for name, one in known.items() if text.lower() in name.lower()]
+    if len({(one.device, one.total_sms) for one in fitting}) != 1:
+        names = ", ".join(known) or "none; make one with: bullet calibrate MODEL"
+        raise ConfigError(f"--calibration {text}: there is no such file; shipped are {names}")
+    return max(fitting, key=lambda one: one.provenance.shape.parameters if one.provenance.shape else 0)
 
 
 def make_truth(setup: Setup, kind: str, seed: int, calibration: str) -> tuple[Truth, str]:

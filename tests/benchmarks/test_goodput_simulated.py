@@ -66,17 +66,17 @@ def test_runs_are_kept_and_taken_up_again(
     assert [tier for _, tier in cells] == ["loose", "middle", "tight"]
     assert all(len(curves) == 2 for arms in cells.values() for curves in arms.values())
 
-    monkeypatch.setattr(table, "_fingerprint", lambda *_: "other code")
+    monkeypatch.setattr(table, "code_digest", lambda *_: "other code")
     ran.clear()
     table.all_curves(jobs[:1], path, 1)
     assert ran == jobs[:1], "what other code made is made again"
 
 
 def test_a_run_depends_on_its_own_policys_file_and_no_other(table: Any, jobs: list[Any]) -> None:
-    prints = {spec: table._fingerprint(spec, jobs[0].calibration) for spec in ("time_sliced", "static_split")}
-    assert prints["time_sliced"] != prints["static_split"]
-    assert table._fingerprint("time_sliced:batch_tokens=5", jobs[0].calibration) == prints["time_sliced"]
-    assert table._fingerprint("time_sliced", jobs[0].workload) != prints["time_sliced"]
+    first = jobs[0]
+    assert replace(first, policy="static_split").fingerprint != first.fingerprint
+    assert replace(first, policy="time_sliced:batch_tokens=5").fingerprint == first.fingerprint
+    assert replace(first, workload=first.calibration).fingerprint != first.fingerprint
 
 
 def sharp(edge: float) -> list[Curve]:

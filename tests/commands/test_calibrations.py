@@ -19,8 +19,12 @@ from bulletserve.calibrations import (
     samples_path,
     shape_hash,
 )
+from bulletserve.core.errors import ConfigError
 from bulletserve.core.shapes import ModelShape
 from bulletserve.estimator.calibration import Calibration, Provenance, datasheet, load
+from bulletserve.estimator.errors import GROUPS
+from bulletserve.profiling.design import MOST_SAMPLES
+from bulletserve.simulation import open_calibration
 
 LLAMA = ModelShape("llama", 32, 4096, 14336, 32, 8, 128, 128256, 131072)
 SMALL = replace(LLAMA, num_layers=4)
@@ -135,6 +139,26 @@ def test_paths_name_device_width_and_shape() -> None:
     assert shape_hash(LLAMA) != shape_hash(SMALL)
 
 
-def test_what_is_shipped_can_be_read() -> None:
-    for path in (Path(calibrations.__file__).parent / "data" / "calibrations").glob("*.json"):
-        assert load(path).provenance.source == "measured"
+def test_what_is_shipped_can_be_read_and_is_where_it_is_looked_for() -> None:
+    """The H200 with two models, each by at most 80 samples and the power run's, judged by others."""
+    shipped = sorted((Path(calibrations.__file__).parent / "data" / "calibrations").glob("*.json"))
+    kinds = set()
+    for path in shipped:
+        one = load(path)
+        origin, shape = one.provenance, one.provenance.shape
+        assert origin.source == "measured" and shape is not None
+        assert path.name == default_path(one.device, one.total_sms, shape, origin.dtype).name
+        assert origin.samples <= MOST_SAMPLES + 7
+        assert set(origin.holdout_errors) == set(GROUPS)
+        kinds.add((one.device, shape.architecture))
+    assert kinds == {(H200, "llama"), (H200, "qwen3")}
+
+
+@pytest.mark.parametrize(("text", "architecture"), [("nvidia-h200", "llama"), ("qwen3", "qwen3"), ("Llama", "llama")])
+def test_a_shipped_one_is_found_by_device_or_model(text: str, architecture: str) -> None:
+    assert open_calibration(text).shape.architecture == architecture
+
+
+def test_what_nobody_ships_is_said() -> None:
+    with pytest.raises(ConfigError, match="shipped are nvidia-h200"):
+        open_calibration("tpu")

@@ -19,7 +19,7 @@ from bulletserve.estimator.parameters import BOUNDS, Parameters
 from bulletserve.measurements import load_measurements
 from tests.estimator.devices import CAPPED, LLAMA_8B, QWEN_1_7B, SMOLLM2, THREAD, TOTAL, UNCAPPED, measured
 
-H200_POINTS = Path(__file__).parent / "data" / "h200_llama8b.samples.json"
+H200_POINTS = Path(__file__).parent / "data"
 
 
 def facts(parameters: Parameters, *, power: bool = True) -> DeviceFacts:
@@ -95,21 +95,22 @@ def test_a_fit_needs_both_phases_alone() -> None:
         fit(samples, facts(CAPPED), LLAMA_8B)
 
 
-def h200() -> tuple[list[Sample], DeviceFacts]:
-    points = load_measurements(H200_POINTS)
-    return [*points.fitted, *points.held_out], DeviceFacts(**points.device)
+def h200(model: str) -> tuple[list[Sample], DeviceFacts, ModelShape]:
+    points = load_measurements(H200_POINTS / f"h200_{model}.samples.json")
+    return [*points.fitted, *points.held_out], DeviceFacts(**points.device), points.shape
 
 
 @pytest.mark.slow
-def test_the_form_of_the_model_explains_an_h200() -> None:
-    """129 points of one hour (see their note), measured with the same kernels: each quarter predicted from the rest."""
-    samples, device = h200()
+@pytest.mark.parametrize("model", ["llama8b", "qwen3_4b"])
+def test_the_form_of_the_model_explains_an_h200(model: str) -> None:
+    """125 points of one run of bullet calibrate: each quarter predicted from the rest."""
+    samples, device, shape = h200(model)
     found: dict[str, dict[str, list[float]]] = {}
     for quarter in range(4):
         train = [s for i, s in enumerate(samples) if i % 4 != quarter]
         unseen = samples[quarter::4]
-        fitted = Estimator(fit(train, device, LLAMA_8B).calibration, LLAMA_8B)
-        plain, linear = roofline(train, TOTAL, LLAMA_8B), linear_regression(train, TOTAL)
+        fitted = Estimator(fit(train, device, shape).calibration, shape)
+        plain, linear = roofline(train, TOTAL, shape), linear_regression(train, TOTAL)
         for name, predict in (
             ("ours", lambda s, e=fitted: e.predict(s.step, s.partition, s.alongside).seconds),
             ("roofline", plain),
@@ -124,6 +125,16 @@ def test_the_form_of_the_model_explains_an_h200() -> None:
     assert middle["ours"]["beside"] < 0.06
     assert middle["roofline"]["beside"] > 2 * middle["ours"]["beside"]
     assert middle["linear"]["beside"] > middle["ours"]["beside"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "other"), [("llama8b", "qwen3_4b"), ("qwen3_4b", "llama8b")])
+def test_another_model_on_the_h200_needs_no_samples(model: str, other: str) -> None:
+    samples, device, shape = h200(model)
+    unseen, _, other_shape = h200(other)
+    found = Estimator(fit(samples, device, shape).calibration, other_shape)
+    off = [abs(found.predict(s.step, s.partition, s.alongside).seconds / s.seconds - 1) for s in unseen]
+    assert median(off) < 0.06
 
 
 def test_a_guess_at_its_bound_is_no_error() -> None:

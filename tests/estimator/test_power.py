@@ -13,6 +13,7 @@ from tests.estimator.devices import CAPPED
 
 times = st.floats(1e-9, 1.0)
 joules = st.floats(1e-6, 1e3)
+paces = st.floats(1.0, 3.0)
 
 
 @st.composite
@@ -33,7 +34,10 @@ def running(draw: st.DrawFn, constants: Parameters) -> Running:
             1.0, rows, 0.0, 0.0, 0.0, draw(times), draw(st.sampled_from([0.0, 0.5, 3.0])), draw(joules), draw(joules),
             0.0, 0.0,
         )  # fmt: skip
-        slowed = (1.0, draw(st.floats(1.0, 2.0)), draw(st.floats(1.0, 8.0)))
+        pace_c, pace_s = draw(paces), draw(paces)
+        slowed = (
+            pace_c**constants.overlap, pace_s**constants.knee, draw(st.floats(1.0, 8.0)), pace_c - 1.0, pace_s - 1.0
+        )  # fmt: skip
         found.append((step, draw(st.sampled_from([ALONE, slowed]))))
     return tuple(found)
 

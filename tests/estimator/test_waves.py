@@ -32,22 +32,24 @@ def test_the_grid_is_coarse_enough_to_meet_again(count: int) -> None:
     assert near(count) % (1 << max(0, count.bit_length() - 6)) == 0
 
 
-@given(st.integers(1, 9000), st.integers(1, 9000), st.integers(1, 40000), st.integers(1, 200), *tiles)
-def test_more_rows_never_take_less_time(a: int, b: int, n: int, sms: int, small: float, split: float) -> None:
-    few, many = sorted((a, b))
-    assert few * wave_factor(few, n, sms, small, split) <= many * wave_factor(many, n, sms, small, split) * (1 + 1e-12)
+@given(st.integers(1, 9000), st.integers(1, 9000), st.integers(1, 40000), st.integers(1, 200), *tiles, st.booleans())
+def test_more_rows_never_take_less_time(
+    a: int, b: int, n: int, sms: int, small: float, split: float, whole: bool
+) -> None:
+    less, more = (m * wave_factor(m, n, sms, small, split, whole=whole) for m in sorted((a, b)))
+    assert less <= more * (1 + 1e-12)
 
 
-@given(st.integers(1, 9000), st.integers(1, 40000), st.integers(1, 200), st.integers(1, 200), *tiles)
-def test_more_sms_never_take_more_time(m: int, n: int, a: int, b: int, small: float, split: float) -> None:
-    few, many = sorted((a, b))
-    slow, fast = (wave_factor(m, n, sms, small, split) / sms for sms in (few, many))
+@given(st.integers(1, 9000), st.integers(1, 40000), st.integers(1, 200), st.integers(1, 200), *tiles, st.booleans())
+def test_more_sms_never_take_more_time(m: int, n: int, a: int, b: int, small: float, split: float, whole: bool) -> None:
+    slow, fast = (wave_factor(m, n, sms, small, split, whole=whole) / sms for sms in sorted((a, b)))
     assert fast <= slow * (1 + 1e-12)
 
 
 @given(st.integers(1, 9000), st.integers(1, 40000), st.integers(1, 200), *tiles)
 def test_nothing_beats_full_waves_of_the_best_tile(m: int, n: int, sms: int, small: float, split: float) -> None:
-    assert wave_factor(m, n, sms, small, split) >= 1 - 1e-12
+    shared, whole = (wave_factor(m, n, sms, small, split, whole=whole) for whole in (False, True))
+    assert 1 - 1e-12 <= shared <= whole * (1 + 1e-12)
 
 
 def test_whole_waves_lose_nothing_and_one_tile_more_costs_a_turn() -> None:
@@ -68,4 +70,16 @@ def test_few_tiles_are_shared() -> None:
 def test_rows_that_fill_the_same_tiles_take_the_same_time(m: int, n: int, sms: int, small: float, split: float) -> None:
     top = same_tiles(m)
     assert m <= top == same_tiles(top)
-    assert m * wave_factor(m, n, sms, small, split) == pytest.approx(top * wave_factor(top, n, sms, small, split))
+    for whole in (False, True):
+        own, greatest = (rows * wave_factor(rows, n, sms, small, split, whole=whole) for rows in (m, top))
+        assert own == pytest.approx(greatest)
+
+
+def test_whole_tiles_lose_whole_waves() -> None:
+    """512 rows of 4096 columns are 128 small tiles: two turns on 68 SMs and on 116 alike, as measured on an H200; 52
+    SMs that have 16 large tiles share none, 132 that have as many share each by eight."""
+    slow, fast = (wave_factor(512, 4096, sms, 1.0, 0.1, whole=True) / sms for sms in (68, 116))
+    assert slow == fast
+    assert wave_factor(512, 4096, 116, 1.0, 0.1) < 0.75 * wave_factor(512, 4096, 116, 1.0, 0.1, whole=True)
+    few, many = (wave_factor(128, 4096, sms, 1.0, 0.1, whole=True) / sms for sms in (31, 132))
+    assert many == pytest.approx(1.1 / 8 * few)

@@ -7,6 +7,7 @@ import pytest
 from bulletserve.core.operators import StepShape, operators
 from bulletserve.core.shapes import ModelShape
 from bulletserve.estimator.parameters import Parameters
+from bulletserve.estimator.power import allowed_clock
 from bulletserve.estimator.roofs import ALONE, WaveMemo, beside, body_at, roofs
 from bulletserve.estimator.work import ModelWork, Work
 
@@ -79,6 +80,8 @@ def by_hand_s(step: StepShape, sms: float, clock: float) -> float:
     total = 0.0
     for name, (flops, moved) in groups.items():
         compute = flops / ((5e8 if "attention" in name else 1e9) * sms * clock)
+        if name == "prefill_attention":  # half a tile of queries more for each key of a prompt
+            compute *= 1 + 64 * step.prefill_context / step.prefill_pairs
         loads = moved / ((2e8 if name == "decode_attention" else 1e9) * sms * clock)
         total += compute + (loads**2 + (moved / 1e10) ** 2) ** 0.5
     return total
@@ -88,7 +91,7 @@ def by_hand_s(step: StepShape, sms: float, clock: float) -> float:
 @pytest.mark.parametrize("clock", [1.0, 0.5])
 def test_seconds_by_hand(step: StepShape, clock: float) -> None:
     own = roofs(DEVICE, work(DEVICE, SHAPE, step), 1.0, 8, WaveMemo(DEVICE))
-    found, _ = body_at(own.rows, (clock**-DEVICE.overlap, clock**-DEVICE.knee, 1.0), DEVICE.knee, DEVICE.overlap)
+    found, *_ = body_at(own.rows, (clock**-DEVICE.overlap, clock**-DEVICE.knee, 1.0), DEVICE.knee, DEVICE.overlap)
     assert found == pytest.approx(by_hand_s(step, 1.0, clock), rel=1e-9)
     if clock == 1.0:
         assert own.body_s == pytest.approx(own.compute_s + own.memory_s), "full waves lose nothing"
@@ -98,12 +101,32 @@ def test_contention_by_hand() -> None:
     """A neighbour that uses the whole bandwidth and computes on all other SMs."""
     constants = replace(DEVICE, bandwidth_taken=0.5, compute_slowed=0.25, stream_slowed=0.1)
     own = roofs(constants, work(constants, SHAPE, DECODE), 1.0, 8, WaveMemo(constants))
-    slow_c, slow_s, slow_d = beside(constants, own._replace(used=1.0, computing=7 / 8))
+    slowed = beside(constants, own._replace(used=1.0, computing=7 / 8))
+    slow_c, slow_s, slow_d, *waits = slowed
+    assert waits == pytest.approx([0.25, 0.1])
     assert slow_c == pytest.approx(1.25)
-    assert slow_s == pytest.approx((1 + 0.1 * 7 / 8) ** 2)
+    assert slow_s == pytest.approx(1.1**2), "the memory is busier than the SMs"
     assert slow_d == pytest.approx(2.0**2)
-    seconds, _ = body_at(own.rows, (slow_c, slow_s, slow_d), 2.0, 1.0)
+    _, less_s, least_d, *_ = beside(constants, own._replace(used=0.0, computing=7 / 8))
+    assert less_s == pytest.approx((1 + 0.1 * 7 / 8) ** 2)
+    assert least_d == 1.0
+    seconds, *_ = body_at(own.rows, (slow_c, slow_s, slow_d), 2.0, 1.0)
     assert seconds == pytest.approx(sum(c * slow_c + (s * slow_s + d * slow_d) ** 0.5 for c, s, d in own.rows))
+    assert allowed_clock(constants, ((own, slowed),)).body_s[0] == pytest.approx(seconds), "at the highest clock"
+
+
+def test_the_slower_of_clock_and_loads_sets_the_pace() -> None:
+    """A neighbour that makes loads take half as long again costs half as much again at the highest clock, and nothing
+    at half of it."""
+    constants = replace(DEVICE, overlap=1.0, compute_slowed=0.5)
+    own = roofs(constants, work(constants, SHAPE, PREFILL), 1.0, 8, WaveMemo(constants))
+    own = own._replace(rows=((1.0, 1e-30, 1e-30),), launch_s=0.0, least_s=0.0, sm_j=1.0, memory_j=0.0)
+    slow = beside(constants, own._replace(used=1.0))
+    at = {cap_w: replace(constants, voltage=1.0, power_cap_w=constants.static_w + cap_w) for cap_w in (1.0, 0.25)}
+    assert allowed_clock(at[1.0], ((own, ALONE),)).body_s[0] == pytest.approx(1.0)
+    assert allowed_clock(at[1.0], ((own, slow),)).body_s[0] == pytest.approx(1.5)
+    assert allowed_clock(at[0.25], ((own, ALONE),)).body_s[0] == pytest.approx(2.0, rel=1e-3)
+    assert allowed_clock(at[0.25], ((own, slow),)).body_s[0] == pytest.approx(2.0, rel=1e-2)
 
 
 @pytest.mark.parametrize("step", [DECODE, PREFILL, MIXED])
@@ -114,7 +137,7 @@ def test_how_seconds_fall_with_the_clock(step: StepShape, joins: tuple[float, fl
     constants = replace(DEVICE, knee=knee, overlap=overlap)
     own = roofs(constants, work(constants, SHAPE, step), 4.0, 8, WaveMemo(constants))
     at = [body_at(own.rows, (x**-overlap, x**-knee, 1.0), knee, overlap)[0] for x in (0.9999, 1.0001)]
-    falling = body_at(own.rows, ALONE, knee, overlap)[1]
+    falling = sum(body_at(own.rows, ALONE[:3], knee, overlap)[1:])
     assert falling == pytest.approx((at[0] - at[1]) / 2e-4, rel=1e-6)
 
 

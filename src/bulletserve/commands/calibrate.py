@@ -156,7 +156,8 @@ def _measure(
         measured = _watched(console, plan, until_s, partial_path(path))
         measured.save(samples_path(path))
         partial_path(path).unlink(missing_ok=True)
-        counts = f"{len(measured.fitted)} samples to fit, {len(measured.held_out)} held out"
+        counts = f"{len(measured.fit)} samples and {len(measured.power)} of the power run to fit"
+        counts += f", {len(measured.held_out)} held out"
         took_s = time.monotonic() - began_s
         console.print(f"{counts}, in {took_s:.0f} s: {samples_path(path)}", markup=False, soft_wrap=True)
         return measured, path

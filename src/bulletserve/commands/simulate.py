@@ -29,7 +29,10 @@ from bulletserve.workload.named import BUILT_IN, Workload, open_workload
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What is simulated, under what, and where results go."""
     parser.add_argument(
-        "--calibration", required=True, metavar="FILE", help="made by bullet calibrate, or the name of a shipped one"
+        "--calibration",
+        required=True,
+        metavar="FILE",
+        help="made by bullet calibrate; or of a shipped one the device or the kind of model: nvidia-h200, qwen3",
     )
     parser.add_argument(
         "--workload", required=True, help=f"a .jsonl list, a .csv trace, or one of {', '.join(BUILT_IN)}"

@@ -19,7 +19,8 @@ from bulletserve.core.partition import MOST_SMS
 from bulletserve.core.shapes import ModelShape
 from bulletserve.estimator.parameters import Parameters
 
-FORMAT = 1
+FORMAT = 2
+"""1 had constants of contention that meant something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,10 @@ class Calibration:
         try:
             document = parse_json(text)
             if document["format"] != FORMAT:
-                raise ConfigError(f"a calibration of format {document['format']}, this version reads {FORMAT}")
+                raise ConfigError(
+                    f"a calibration of format {document['format']}, this version reads {FORMAT}: measure again, "
+                    "or fit the samples beside it with bullet calibrate --from"
+                )
             numbers, origin = document["parameters"], document["provenance"]
             if numbers["power_cap_w"] is None:
                 numbers["power_cap_w"] = inf

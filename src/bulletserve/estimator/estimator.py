@@ -82,10 +82,11 @@ class Estimator:
         decoding = {same_tiles(rows) for rows in range(1, max_rows + 1)}
         batches = {same_tiles(rows) for rows in range(1, batch_tokens + max_rows + 1)}
         for sms in lattice.decode_shares:
-            self._waves.fill(decoding, self._model.decode_tiled, float(sms))
+            self._waves.fill(decoding, self._model.decode_tiled, float(sms), whole=False)
         for sms in lattice.prefill_shares:
-            self._waves.fill(batches, self._model.layer_tiled, float(sms))
-            self._waves.fill(decoding, self._model.head_tiled, float(sms))
+            share = sms < self._total_sms
+            self._waves.fill(batches, self._model.layer_tiled, float(sms), whole=share)
+            self._waves.fill(decoding, self._model.head_tiled, float(sms), whole=share)
 
     def predict(self, step: StepShape, partition: Partition, alongside: StepShape | None = None) -> Forecast:
         """`step` on its lane's share of `partition`, a mixed step on all SMs; `alongside` on the other lane's share.

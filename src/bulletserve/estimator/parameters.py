@@ -27,9 +27,10 @@ class Parameters:
     there are decode rows, `tail_s` norm, head and sampling; a step with prompt tokens and more than `graph_tokens` rows
     takes the host `host_layer_s` a layer at least.
 
-    Contention: `bandwidth_taken`, the share of the neighbour's bytes a second that is missing here; `compute_slowed`,
-    per share of the memory's bandwidth that the neighbour uses; `stream_slowed`, per share of the device's SMs that the
-    neighbour keeps computing.
+    Contention: `bandwidth_taken`, the share of the neighbour's bytes a second that is missing here. How much longer,
+    whatever the clock, SMs wait for loads: in arithmetic `compute_slowed`, per share of the memory's bandwidth that the
+    neighbour uses; in loads `stream_slowed`, per that or per share of the device's SMs that it keeps computing, if that
+    is more.
 
     Power: `static_w`; joules a flop and a byte at the top clock; dynamic energy of SMs falls as clock ** `voltage`;
     `power_cap_w` (infinite: none), `least_clock` the lowest clock ratio.
@@ -49,8 +50,8 @@ class Parameters:
     tail_s: float = 100e-6
     host_layer_s: float = 400e-6
     bandwidth_taken: float = 0.8
-    compute_slowed: float = 0.1
-    stream_slowed: float = 0.1
+    compute_slowed: float = 0.6
+    stream_slowed: float = 0.8
     static_w: float = 100.0
     flop_j: float = 1.0e-12
     byte_j: float = 100e-12

@@ -8,7 +8,10 @@ Knows nothing about power. Three roofs bound an operator, each a time:
 
 and they join smoothly: M = (S^k + D^k)^(1/k) has bandwidth's knee where S = D, and t = (C^p + M^p)^(1/p). A step is the
 sum of its operators and a launch constant per layer; large steps, launched one by one, take the host's time at least.
-Beside another step D has what bandwidth is left, C and S are slowed by fitted factors.
+
+Beside another step D has what bandwidth is left. C and S wait for loads that come back later, the more so the busier
+the neighbour keeps the memory or its SMs; the clock does not change that. So an SM goes at the pace of its clock or of
+its loads, whichever is slower: where the cap has the clock at 0.7, what the neighbour does to loads is hidden.
 """
 
 from collections.abc import Iterable
@@ -50,27 +53,28 @@ class WaveMemo:
 
     def __init__(self, constants: Parameters) -> None:
         self._small, self._split, self._overlap = constants.small_tile, constants.split_loss, constants.overlap
-        self._losses: dict[tuple[int, Tiled, float], float] = {}
+        self._losses: dict[tuple[int, Tiled, float, bool], float] = {}
 
-    def loss(self, top: int, tiled: Tiled, sms: float) -> float:
+    def loss(self, top: int, tiled: Tiled, sms: float, whole: bool) -> float:
         """(rows x wave factor)^p of products of `top` rows, averaged over them; `top` as in `WorkRow`."""
-        key = (top, tiled, sms)
+        key = (top, tiled, sms, whole)
         found = self._losses.get(key)
         if found is None:
-            mean = sum(share * wave_factor(top, n, sms, self._small, self._split) for n, share in tiled)
+            mean = sum(share * wave_factor(top, n, sms, self._small, self._split, whole=whole) for n, share in tiled)
             found = self._losses[key] = (top * mean) ** self._overlap
         return found
 
-    def fill(self, tops: Iterable[int], tiled: Tiled, sms: float) -> None:
+    def fill(self, tops: Iterable[int], tiled: Tiled, sms: float, whole: bool) -> None:
         """Compute losses before anybody asks."""
         for top in tops:
-            self.loss(top, tiled, sms)
+            self.loss(top, tiled, sms, whole)
 
 
 def roofs(constants: Parameters, step: Work, sms: float, total_sms: int, waves: WaveMemo) -> Roofs:
     """`step` on `sms` of a device's `total_sms`."""
     p, k = constants.overlap, constants.knee
     per_c, per_s, power, root, straight = sms**-p, sms**-k, p / k, 1.0 / p, 1.0 / k
+    whole = step.whole and sms < total_sms
     rows: list[tuple[float, float, float]] = []
     compute_s = ideal_s = body_s = 0.0
     for compute, loads, from_device, top, per_row, tiled in step.rows:
@@ -84,7 +88,7 @@ def roofs(constants: Parameters, step: Work, sms: float, total_sms: int, waves: 
             seconds = (from_sms + from_device) ** straight
         ideal_s += seconds
         if top:
-            ideal *= waves.loss(top, tiled, sms) * per_row
+            ideal *= waves.loss(top, tiled, sms, whole) * per_row
             seconds = (ideal + memory) ** root
         body_s += seconds
         rows.append((ideal, from_sms, from_device))
@@ -104,30 +108,29 @@ def roofs(constants: Parameters, step: Work, sms: float, total_sms: int, waves: 
     )
 
 
-Slowed = tuple[float, float, float]
-"""Factors on a step's C^p, S^k and D^k."""
+Slowed = tuple[float, float, float, float, float]
+"""What the neighbour makes of a step: factors on C^p and S^k where the clock is no slower, and on D^k; by what
+share C and S take longer there."""
 
-ALONE: Slowed = (1.0, 1.0, 1.0)
+ALONE: Slowed = (1.0, 1.0, 1.0, 0.0, 0.0)
 
 
 def beside(constants: Parameters, other: Roofs) -> Slowed:
     """What `other` does to a step on other SMs."""
     left = max(_LEAST_BANDWIDTH_LEFT, 1.0 - constants.bandwidth_taken * other.used)
-    return (
-        (1.0 + constants.compute_slowed * other.used) ** constants.overlap,
-        (1.0 + constants.stream_slowed * other.computing) ** constants.knee,
-        left**-constants.knee,
-    )
+    busiest = other.used if other.used > other.computing else other.computing
+    wait_c, wait_s, k = constants.compute_slowed * other.used, constants.stream_slowed * busiest, constants.knee
+    return (1.0 + wait_c) ** constants.overlap, (1.0 + wait_s) ** k, left**-k, wait_c, wait_s
 
 
-def body_at(rows: Rows, factors: Slowed, knee: float, overlap: float) -> tuple[float, float]:
-    """Seconds in operators, without launches, and how fast they fall with the clock: -d seconds / d log(clock).
+def body_at(rows: Rows, factors: tuple[float, float, float], knee: float, overlap: float) -> tuple[float, float, float]:
+    """Seconds in operators, without launches, and how they go with C and with S: d seconds / d log(C or S).
 
-    `factors`: what the neighbour and the clock do, the latter clock^-overlap to C^p and clock^-knee to S^k.
+    `factors` on C^p, S^k and D^k: what the neighbour or the clock does.
     """
     slow_c, slow_s, slow_d = factors
     power, root, straight = overlap / knee, 1.0 / overlap, 1.0 / knee
-    total = falling = 0.0
+    total = with_c = with_s = 0.0
     for c, s, d in rows:
         loads = s * slow_s
         moved = loads + d * slow_d
@@ -135,9 +138,11 @@ def body_at(rows: Rows, factors: Slowed, knee: float, overlap: float) -> tuple[f
             compute, memory = c * slow_c, moved**power
             both = compute + memory
             seconds = both**root
-            falling += seconds * (compute + memory * loads / moved) / both
+            share = seconds / both
+            with_c += share * compute
+            with_s += share * memory * loads / moved
         else:
             seconds = moved**straight
-            falling += seconds * loads / moved
+            with_s += seconds * loads / moved
         total += seconds
-    return total, falling
+    return total, with_c, with_s

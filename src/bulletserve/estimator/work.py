@@ -35,7 +35,7 @@ class Work(NamedTuple):
     """One step. `launch_s` and `least_s`: its launch constants and the host's time, below which it cannot fall.
 
     `sm_j` is the energy that falls with the clock, `memory_j` that which does not; `moved_s` the time of all bytes at
-    the device's bandwidth.
+    the device's bandwidth. `whole`: its products are cut into whole tiles on a share of the SMs, as `waves` says.
     """
 
     rows: tuple[WorkRow, ...]
@@ -44,6 +44,7 @@ class Work(NamedTuple):
     sm_j: float
     memory_j: float
     moved_s: float
+    whole: bool
 
 
 class _Products(NamedTuple):
@@ -73,6 +74,10 @@ class _Counts(NamedTuple):
     row_bytes: int
     sampled_bytes: int
 
+
+_HALF_TILE = 64
+"""Rows of half a tile of prompt attention: with each key of a prompt, so many queries beyond the diagonal, or beyond
+the prompt's last, are computed for nothing."""
 
 _ONE_OF_EACH = StepShape(1, 1, 1, 1, 1, 1, 1)
 """A prompt token, a decode row, one layer."""
@@ -130,6 +135,8 @@ class ModelWork:
                 whole = layers == self._shape.num_layers
                 tiled = self.decode_tiled if whole else _with_head(counts, layers)
                 flops, moved = flops + head_flops, moved + head_moved
+            elif sampled == 1:  # a vector times a matrix is bytes only, on any device
+                elementwise, total_flops, total_moved = elementwise + head_moved, head_flops, total_moved + head_moved
             else:
                 work_rows.append(self._product(head_flops, head_moved, sampled, head.tiled))
                 total_flops, total_moved = head_flops, total_moved + head_moved
@@ -141,7 +148,8 @@ class ModelWork:
             one = counts.prefill
             flops = layers * pairs * one.flops
             moved = layers * (step.prefill_tokens * one.query_bytes + step.prefill_context * one.kv_bytes)
-            work_rows.append(self._attention(flops, moved, self._constants.stream_bytes, self._stream_to_device))
+            tiled_flops = flops + layers * _HALF_TILE * self._keys(step) * one.flops
+            work_rows.append(self._attention(tiled_flops, moved, self._constants.stream_bytes, self._stream_to_device))
             total_flops, total_moved = total_flops + flops, total_moved + moved
         if layers and step.decode_rows:
             one = counts.decode
@@ -159,7 +167,13 @@ class ModelWork:
             sm_j=total_flops * self._constants.flop_j,
             memory_j=total_moved * self._constants.byte_j,
             moved_s=total_moved / self._constants.device_bytes,
+            whole=not step.decode_rows,
         )
+
+    def _keys(self, step: StepShape) -> int:
+        """Keys that tiles of prompt attention pass, each once, within the model's window."""
+        window = self._shape.sliding_window
+        return step.prefill_context if window is None else min(step.prefill_context, step.prefill_tokens + window)
 
     def _product(self, flops: int, moved: int, rows: int, tiled: Tiled) -> WorkRow:
         constants = self._constants
