@@ -1,6 +1,6 @@
 """Points on a made-up device, where times are known, and on a small engine, where all must just run."""
 
-from math import nan
+from math import inf, nan
 
 import pytest
 
@@ -32,7 +32,7 @@ class FakeMeter:
 
     def sample(self) -> None: ...
 
-    def end(self) -> tuple[float, float]:
+    def end(self, until_s: float = inf) -> tuple[float, float]:
         return self.figures
 
 
