@@ -11,10 +11,11 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import sha256
 from itertools import product
+from math import inf
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -22,7 +23,7 @@ import numpy as np
 
 import bulletserve
 from bulletserve.core.slo import Slo
-from bulletserve.estimator.calibration import load
+from bulletserve.estimator.calibration import Calibration, load
 from bulletserve.estimator.estimator import Estimator
 from bulletserve.scheduler.policies import POLICIES, make_policy
 from bulletserve.simulator.engine import limits_of
@@ -37,6 +38,8 @@ from record import record
 HERE = Path(__file__).parent
 WORKLOADS = ("azure-code", "azure-conv", "arxiv-sum", "long-context")
 OTHERS = ("time_sliced", "static_split", "bullet")
+WITHOUT_POWER = "without power"
+"""After a policy: its forecasts know of no power cap, the device has it all the same."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +51,16 @@ class Job:
     policy: str
     seed: int
     share: float
+    power: bool = True
 
     def key(self, tier: str) -> str:
         """Names a curve, with the code and the files that it depends on."""
         return json.dumps([*vars(self).values(), tier, _fingerprint(self.policy, self.calibration, self.workload)])
+
+    @property
+    def arm(self) -> str:
+        """What it is called in the table."""
+        return self.policy if self.power else f"{self.policy} {WITHOUT_POWER}"
 
 
 Curves = dict[str, Curve]
@@ -63,7 +72,8 @@ def curves_of(job: Job) -> list[tuple[str, Curve]]:
     calibration = load(Path(job.calibration))
     assert calibration.provenance.shape is not None
     estimator = Estimator(calibration, calibration.provenance.shape)
-    setup = Setup(estimator, limits_of(estimator), job.share)
+    planner = None if job.power else Estimator(_without_power(calibration), calibration.provenance.shape)
+    setup = Setup(estimator, limits_of(estimator), job.share, planner)
     requests = read_request_list(Path(job.workload))
     truth = setup.truth(job.seed)
     blind = ignores_targets(make_policy(job.policy))
@@ -82,6 +92,11 @@ def curves_of(job: Job) -> list[tuple[str, Curve]]:
         curve = search(run, first)
         found.append((job.key(tier.name), curve))
     return found
+
+
+def _without_power(calibration: Calibration) -> Calibration:
+    """The same device, as one sees it who knows nothing of its power cap."""
+    return replace(calibration, parameters=replace(calibration.parameters, power_cap_w=inf))
 
 
 def all_curves(jobs: Sequence[Job], path: Path, processes: int) -> Curves:
@@ -137,7 +152,7 @@ def by_cell(jobs: Sequence[Job], curves: Curves) -> dict[Cell, dict[str, list[Cu
         for tier in tiers_of(name):
             arms = found.setdefault((name, tier.name), {})
             for job in mine:
-                arms.setdefault(job.policy, []).append(curves[job.key(tier.name)])
+                arms.setdefault(job.arm, []).append(curves[job.key(tier.name)])
     return found
 
 
@@ -147,7 +162,11 @@ def main() -> None:
     parser.add_argument("--calibration", default="nvidia-h200", help="a file, or part of a shipped one's name")
     parser.add_argument("--workloads", type=Path, default=HERE.parent.parent / "shared" / "workloads")
     parser.add_argument("--only", nargs="+", choices=WORKLOADS, default=WORKLOADS)
-    parser.add_argument("--policy", action="append", help="may be repeated; budgets are added by default")
+    parser.add_argument(
+        "--policy",
+        action="append",
+        help=f"may be repeated, and end in ' {WITHOUT_POWER}'; budgets are added by default",
+    )
     parser.add_argument("--base", default=BEST, help="the arm that ratios are to")
     parser.add_argument("--ours", default="bullet", help="the arm to compare with the best other one")
     parser.add_argument("--best-by-cell", action="store_true", help="choose the budget per cell, not per workload")
@@ -161,7 +180,14 @@ def main() -> None:
     if options.base == BEST:
         arms = [*CHUNKED, *(arm for arm in arms if arm not in CHUNKED)]
     jobs = [
-        Job(options.calibration, str(options.workloads / f"{workload}.jsonl"), arm, seed, options.perturb)
+        Job(
+            options.calibration,
+            str(options.workloads / f"{workload}.jsonl"),
+            arm.removesuffix(WITHOUT_POWER).strip(),
+            seed,
+            options.perturb,
+            not arm.endswith(WITHOUT_POWER),
+        )
         for seed, workload, arm in product(range(options.seeds), options.only, arms)
     ]
     curves = all_curves(jobs, options.runs, options.jobs)

@@ -68,7 +68,7 @@ def test_priority_goes_before_the_deadline_and_no_deadline_means_patience() -> N
 def test_what_is_computed_already_is_no_work() -> None:
     begun = AdmittedEntry(0, 0.0, 100, 95, 10.0 + 6 * TOKEN_S, "a")
     order = most_in_time(EMPTY._replace(admitted=(begun,)), Outlook(EMPTY, FORECASTS))
-    assert (order.admitted, order.waiting) == ((begun,), ())
+    assert (tuple(order.admitted), tuple(order.waiting)) == ((begun,), ())
     assert 0.8 < order.load < 0.9
 
 

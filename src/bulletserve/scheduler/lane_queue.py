@@ -37,8 +37,8 @@ class LaneQueues:
         for lane in lanes:
             assert self._ids[lane][0] == step_id, "a lane's steps end in their order"
             self._ids[lane] = self._ids[lane][1:]
-            lane_state = self.states[lane]
-            self.states[lane] = lane_state._replace(steps=lane_state.steps[1:], free_s=finished_s)
+            steps, sms, mixed, _ = self.states[lane]
+            self.states[lane] = LaneState(steps[1:], sms, mixed, finished_s)
         for lane, lane_state in self.states.items():
             if not lane_state.steps:
                 continue

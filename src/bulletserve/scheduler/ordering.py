@@ -4,7 +4,7 @@ Knows nothing about policies. A `Line` keeps itself sorted by an ordering; a `Qu
 who can no longer meet their target wait behind those who can.
 """
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Iterator
 from heapq import heappop, heappush
 
@@ -14,12 +14,13 @@ from bulletserve.scheduler.queue_rules import ORDERINGS, Key, Ordering, QueueRul
 
 
 class Line:
-    """Waiting entries, sorted. A change costs the logarithm of its length (and a short memory move). `tokens`: of all
-    prompts in it."""
+    """Waiting entries, sorted by keys that are all different. A change costs the logarithm of its length (and a short
+    memory move). `tokens`: of all prompts in it."""
 
     def __init__(self, ordering: Ordering) -> None:
         self._ordering = ordering
-        self._keys: list[tuple[Key, int]] = []
+        self._keys: list[Key] = []
+        self._sorted: list[WaitingEntry] = []
         self._entries: dict[int, WaitingEntry] = {}
         self._shown: tuple[WaitingEntry, ...] | None = ()
         self.tokens = 0
@@ -34,11 +35,14 @@ class Line:
         return self._entries[request_id]
 
     def __iter__(self) -> Iterator[WaitingEntry]:
-        return (self._entries[request_id] for _, request_id in self._keys)
+        return iter(self._sorted)
 
     def add(self, entry: WaitingEntry) -> None:
         """Put an entry in its place."""
-        insort(self._keys, (self._ordering(entry), entry.request_id))
+        key = self._ordering(entry)
+        place = bisect_left(self._keys, key)
+        self._keys.insert(place, key)
+        self._sorted.insert(place, entry)
         self._entries[entry.request_id] = entry
         self.tokens += entry.prompt_tokens
         self._shown = None
@@ -46,7 +50,8 @@ class Line:
     def remove(self, request_id: int) -> WaitingEntry:
         """Take an entry out. Raises `KeyError` when it is not there."""
         entry = self._entries.pop(request_id)
-        del self._keys[bisect_left(self._keys, (self._ordering(entry), request_id))]
+        place = bisect_left(self._keys, self._ordering(entry))
+        del self._keys[place], self._sorted[place]
         self.tokens -= entry.prompt_tokens
         self._shown = None
         return entry
@@ -54,7 +59,7 @@ class Line:
     def head(self) -> tuple[WaitingEntry, ...]:
         """The first entries, as many as a snapshot shows; the same tuple until the queue changes."""
         if self._shown is None:
-            self._shown = tuple([self._entries[request_id] for _, request_id in self._keys[:WAITING_SHOWN]])
+            self._shown = tuple(self._sorted[:WAITING_SHOWN])
         return self._shown
 
 

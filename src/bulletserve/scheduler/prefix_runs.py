@@ -81,7 +81,8 @@ class PrefixRuns:
     def follow(self, run: Run | None, names: list[bytes], at: int, end: int) -> tuple[Run | None, int]:
         """How far names `at:end` of a sequence that stands in `run` are known, and the run where it stands then."""
         while at < end:
-            same = max(piece.agrees(names, at, end) for piece in run.pieces()) if run is not None else 0
+            inside = run if run is not None and at < run.end else None
+            same = max(piece.agrees(names, at, end) for piece in inside.pieces()) if inside else 0
             if not same:
                 run = self._run_at.get(names[at])
                 if run is None:

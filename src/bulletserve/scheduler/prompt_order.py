@@ -6,7 +6,7 @@ on one machine), and behind it those for whom it is too late. They wait only for
 there are moments without any, and then they run.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -35,14 +35,14 @@ class PromptOrder(NamedTuple):
     load: float
 
     @property
-    def admitted(self) -> tuple[AdmittedEntry, ...]:
+    def admitted(self) -> Iterator[AdmittedEntry]:
         """Those that hold their blocks."""
-        return tuple([entry for entry in self.entries if isinstance(entry, AdmittedEntry)])
+        return (entry for entry in self.entries if isinstance(entry, AdmittedEntry))
 
     @property
-    def waiting(self) -> tuple[WaitingEntry, ...]:
+    def waiting(self) -> Iterator[WaitingEntry]:
         """Those that would have to be admitted."""
-        return tuple([entry for entry in self.entries if isinstance(entry, WaitingEntry)])
+        return (entry for entry in self.entries if isinstance(entry, WaitingEntry))
 
 
 def in_given_order(snapshot: Snapshot, outlook: Outlook) -> PromptOrder:

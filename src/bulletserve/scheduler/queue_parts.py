@@ -3,8 +3,9 @@
 Knows nothing about any particular policy.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from bulletserve.core.snapshot import AdmittedEntry, Snapshot, WaitingEntry
 from bulletserve.scheduler.outlook import Outlook
@@ -38,14 +39,14 @@ class QueueParts:
         arrange = most_in_time if self.admission == "triage" else in_given_order
         return arrange(snapshot, outlook)
 
-    def waiting(self, snapshot: Snapshot, estimator: Forecaster) -> Sequence[WaitingEntry]:
+    def waiting(self, snapshot: Snapshot, estimator: Forecaster) -> Iterable[WaitingEntry]:
         """Whom to admit, in this order."""
         if self.admission != "triage":
-            return (*snapshot.waiting, *snapshot.late)
+            return chain(snapshot.waiting, snapshot.late)
         return most_in_time(snapshot, Outlook(snapshot, estimator)).waiting
 
     def admitted(self, snapshot: Snapshot, estimator: Forecaster) -> Sequence[AdmittedEntry]:
         """Whose prompts to read, in this order."""
         if self.admission != "triage":
             return snapshot.admitted
-        return most_in_time(snapshot, Outlook(snapshot, estimator)).admitted
+        return tuple(most_in_time(snapshot, Outlook(snapshot, estimator)).admitted)

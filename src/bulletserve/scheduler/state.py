@@ -13,6 +13,7 @@ from bulletserve.core.events import Aborted, Arrived, CacheReset, Event, Output,
 from bulletserve.core.launch import Launch, PromptPart, Seat
 from bulletserve.core.plan import DecodeStep, Lane, MixedStep, Plan, PrefillGroup, Start, lanes_of
 from bulletserve.core.request import Finished, FinishReason, Request
+from bulletserve.core.slo import NO_DEADLINE_S
 from bulletserve.core.snapshot import Limits, Snapshot
 from bulletserve.scheduler.answer_lengths import AnswerLengths
 from bulletserve.scheduler.decode_set import DecodeSet
@@ -120,19 +121,21 @@ class State:
             self._end(job, FinishReason.REFUSED, message=problem)
 
     def _enqueue(self, job: Job) -> None:
-        seconds = prompt_s(self.estimator, self.limits, self.correction, job.target)
+        promised = job.deadline_s < NO_DEADLINE_S  # else there is nothing to lose, and nothing to forecast
+        seconds = prompt_s(self.estimator, self.limits, self.correction, job.target) if promised else 0.0
         self._queue.add(job.waiting_entry(self.limits.block_size, seconds))
 
     def _step_done(self, done: StepDone, now_s: float) -> None:
         step = self._steps.pop(done.step_id)
-        ran = self._lane_queues.states[step.launch.lane].steps[0]
-        self._lane_queues.end(done.step_id, lanes_of(step.launch.step), done.finished_s)
+        lanes, began_s, ended_s = lanes_of(step.launch.step), done.started_s, done.finished_s
+        lane = lanes[0]
+        ran = self._lane_queues.states[lane].steps[0]
+        self._lane_queues.end(done.step_id, lanes, ended_s)
         if self._watch is not None and not done.error:
-            beside = self._lane_queues.states[Lane.PREFILL if step.launch.lane is Lane.DECODE else Lane.DECODE].steps
-            began_s, ended_s = done.started_s, done.finished_s
-            self._watch.ended(step.launch.lane, ran.shape, ran.sms, began_s, ended_s, beside[0] if beside else None)
+            beside = self._lane_queues.states[Lane.PREFILL if lane is Lane.DECODE else Lane.DECODE].steps
+            self._watch.ended(lane, ran.shape, ran.sms, began_s, ended_s, beside[0] if beside else None)
             self.correction = self._watch.correction
-        self.lanes.observe(step.launch.lane, done.started_s, done.finished_s, bool(step.launch.rows))
+        self.lanes.observe(lane, began_s, ended_s, bool(step.launch.rows))
         if done.error:
             self._step_failed(step, done)
         else:

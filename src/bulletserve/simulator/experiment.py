@@ -27,11 +27,15 @@ _BLIND = ("time_sliced", "chunked_prefill", "static_split")
 
 @dataclass(frozen=True)
 class Setup:
-    """What all arms of an experiment share. `share`: how far the truth may be from the calibration, per constant."""
+    """What all arms of an experiment share. `share`: how far the truth may be from the calibration, per constant.
+
+    `planner`: the policies' forecasts, if they are others than those that the truth is made from.
+    """
 
     estimator: Estimator
     limits: Limits
     share: float = 0.1
+    planner: Estimator | None = None
 
     def change(self, seed: int) -> Perturbation:
         """How the device of a seed differs from the calibration."""
@@ -83,7 +87,7 @@ def run_arm(
         make_policy(policy),
         truth or setup.truth(seed),
         slo,
-        setup.estimator if forecasts else None,
+        (setup.planner or setup.estimator) if forecasts else None,
         last=last,
         observer=observer,
     )

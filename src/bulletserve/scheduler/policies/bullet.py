@@ -10,6 +10,7 @@ Where prompts are at risk, that slack is spent at once; where no way keeps both 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from math import inf
 from typing import ClassVar
 
@@ -137,7 +138,7 @@ class _Decision:
 
     @cached_property
     def _admitted(self) -> Sequence[AdmittedEntry]:
-        return self._order.admitted
+        return tuple(islice(self._order.admitted, len(self._snapshot.admitted)))
 
     @cached_property
     def _batch(self) -> Batch:
