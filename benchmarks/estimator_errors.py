@@ -5,8 +5,8 @@
 
 POINTS and OTHER are the *.samples.json that `bullet calibrate` writes. `folds`: each fold predicted from all others,
 once for each seed they are dealt with, beside the two baselines. `transfer`: fitted to POINTS, all of OTHER predicted
-without a sample of it (wanted: a median of 12 %), then the other way round; for comparison each by its own fit. Needs no
-GPU.
+without a sample of it (wanted: a median of 12 %), then the other way round; for comparison each by its own fit. Needs
+no GPU.
 """
 
 import argparse
