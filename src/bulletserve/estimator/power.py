@@ -15,6 +15,8 @@ _NEAR = 8e-3
 """So near to the wanted clock (as a logarithm) the rest of the way is straight, to 4e-5 of a step's time."""
 
 _THERE = 1e-6
+"""So near that a bend on the way changes nothing that counts."""
+
 _MOST_ROUNDS = 40
 
 Running = tuple[tuple[Roofs, Slowed], ...]
