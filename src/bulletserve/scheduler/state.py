@@ -345,8 +345,7 @@ class State:
     def snapshot(self, now_s: float) -> Snapshot:
         """The projected state, frozen."""
         needed = self._decoding.blocks_needed
-        free = self.ledger.free_blocks
-        short = needed > free
+        short = needed > self.ledger.free_blocks
         self._queue.divide(now_s)
         waiting, late = self._queue.in_time, self._queue.late
         return Snapshot(
@@ -365,7 +364,7 @@ class State:
             decode_classes=self._decoding.loads(now_s),
             decode_blocks_needed=needed,
             victims=cheapest_victims(self._decoding, self._prompts.admitted, self.ledger) if short else (),
-            free_blocks=free,
+            free_blocks=self.ledger.free_blocks,
             returning_blocks=returning_blocks(self._steps.values(), self._decoding, self.ledger) if short else 0,
             free_seats=len(self._seats),
             prefill_lane=self._lane_queues.states[Lane.PREFILL],
@@ -380,14 +379,13 @@ class State:
 
     def status(self, now_s: float, turns: int) -> Status:
         """How the engine is doing."""
-        oldest_s = min((step.started_s for step in self._steps.values()), default=now_s)
         return Status(
             now_s=now_s,
             running=len(self._jobs) - len(self._queue),
             waiting=len(self._queue),
             used_blocks=self.ledger.used_blocks,
             total_blocks=self.ledger.total_blocks,
-            oldest_step_s=now_s - oldest_s,
+            oldest_step_s=max((now_s - step.started_s for step in self._steps.values()), default=0.0),
             prefill_sms=self._lane_queues.states[Lane.PREFILL].sms,
             decode_sms=self._lane_queues.states[Lane.DECODE].sms,
             preemptions=self.preemptions,
