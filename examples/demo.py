@@ -78,9 +78,10 @@ def main() -> None:
     print("\n== 2. The same requests under each policy, over the same weights and kernels\n", flush=True)
     subprocess.run([BULLET, "compare", "--prompts", str(PROMPTS)], check=True)
     print(
-        "\nSide by side, running answers hardly notice new prompts (longest gap) and the machine does more in all\n"
-        "(tokens/s). The price is the wait for the first words (TTFT): a prompt is read on half of the machine. When\n"
-        "that is worth it is what `bullet` decides anew at every step, by forecast."
+        "\nSide by side, running answers hardly notice new prompts (longest gap) and an idle machine does more in all\n"
+        "(tokens/s; other programs that run now take that away). The price is the wait for the first words (TTFT): a\n"
+        "prompt is read on half of the machine. When that is worth it is what `bullet` decides anew at every step, by\n"
+        "forecasts that it measured in passing: `bullet calibrate` on an idle machine makes better ones."
     )
     print(f"\n== 3. To keep a server running\n\n  {BULLET} serve\n")
 

@@ -77,7 +77,7 @@ def find_calibration(device: str, total_sms: int, shape: ModelShape, dtype: str,
         fitting = list(_of_device(folder, device, total_sms, dtype))
         for path, one in fitting:
             if one.provenance.shape is not None and shape_hash(one.provenance.shape) == shape_hash(shape):
-                return Found(one, f"{whose} for this model ({path})", own=True)
+                return Found(one, f"{whose} for this model, {one.provenance.samples} samples ({path})", own=True)
         if fitting:
             path, one = min(fitting, key=lambda found: _distance(found[1], shape))
             return Found(one, f"{whose} with another model ({path}); for this one run: {fix}")

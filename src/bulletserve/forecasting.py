@@ -19,6 +19,7 @@ from bulletserve.engine.load import choose_device
 from bulletserve.estimator.calibration import ordinary_cpu
 from bulletserve.estimator.estimator import Estimator
 from bulletserve.machine import device_name
+from bulletserve.measurements import load_measurements
 
 if TYPE_CHECKING:
     from bulletserve.compose import Engine
@@ -48,8 +49,12 @@ def forecasts_for(engine: "Engine", *, needed: bool) -> Forecasts:
         engine.info.dtype,
         engine.config.model or "",
     )
-    if device_kind == "cpu" and needed and not found.own:
-        found = _measured_now(engine, found)
+    if needed and not found.own:
+        again = _fitted_again(engine, device_kind)
+        if again is not None:
+            found = again
+        elif device_kind == "cpu":
+            found = _measured_now(engine, found)
     if found.calibration is None:
         return Forecasts(None, "")
     warned = found.calibration.provenance.source == "datasheet"
@@ -61,6 +66,23 @@ def forecasts_for(engine: "Engine", *, needed: bool) -> Forecasts:
     estimator = Estimator(calibration, engine.checkpoint.shape, dtype_bytes(engine.info.dtype))
     estimator.prepare(engine.limits.lattice, engine.limits.max_seqs, MAX_BATCH_TOKENS)
     return Forecasts(estimator, "" if warned else f"forecasts: {found.source}")
+
+
+def _fitted_again(engine: "Engine", device_kind: str) -> Found | None:
+    """The calibration of this device and model from samples that lie there already: of an earlier version of us, or one
+    whose fit was lost. They took minutes to measure, so nothing may be put in their place."""
+    lattice = engine.limits.lattice
+    path = default_path(device_name(device_kind), lattice.total_sms, engine.checkpoint.shape, engine.info.dtype)
+    samples = samples_path(path)
+    if not samples.exists():
+        return None
+    try:
+        calibration = fit_measured(load_measurements(samples))
+        calibration.save(path)
+    except (BulletError, ValueError, OSError) as error:
+        _log.warning("%s cannot be fitted again: %s", samples, error)
+        return None
+    return Found(calibration, f"fitted again from samples that were there ({samples})", own=True)
 
 
 def _measured_now(engine: "Engine", otherwise: Found) -> Found:

@@ -87,7 +87,7 @@ def test_a_tiny_model_is_measured_fitted_and_written_where_serve_looks(
     assert "calibrated" in text and "roofline" in text and "linear regression" in text
     assert find_calibration(cpu_name(), usable_cores(), shape, dtype) == (
         calibration,
-        f"measured on this machine for this model ({path})",
+        f"measured on this machine for this model, {origin.samples} samples ({path})",
         True,
     )
 
@@ -357,3 +357,14 @@ def test_samples_with_impossible_numbers_are_one_line(
     assert cli.main(["calibrate", "--from", str(path)]) == 1
     said = capsys.readouterr().err
     assert message in said and said.startswith("bullet: ") and said.count("\n") == 1
+
+
+def test_a_calibration_that_loses_to_the_baselines_says_so() -> None:
+    def errors(median: float) -> dict[str, dict[str, float]]:
+        return {"decode alone": {"median": median, "p90": 2 * median, "count": 4.0}}
+
+    bad = {"calibrated": errors(0.4), "roofline": errors(0.2), "linear regression": errors(0.5)}
+    assert calibrate.doubts(bad)[0].startswith("decode alone: worse than a plain roofline")
+    assert not calibrate.doubts(bad | {"calibrated": errors(0.19)})
+    small = {"calibrated": errors(0.04), "roofline": errors(0.03), "linear regression": errors(0.03)}
+    assert not calibrate.doubts(small), "hardly a difference"

@@ -64,7 +64,11 @@ def test_the_models_own_calibration_wins() -> None:
     mine = measured(LLAMA)
     put(measured(SMALL))
     path = put(mine)
-    assert find(H200, 132, LLAMA) == (mine, f"measured on this machine for this model ({path})", True)
+    assert find(H200, 132, LLAMA) == (
+        mine,
+        f"measured on this machine for this model, {mine.provenance.samples} samples ({path})",
+        True,
+    )
 
 
 def test_another_model_on_the_same_device_is_better_than_a_datasheet() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bulletserve import calibrations, forecasting
-from bulletserve.calibrations import cache_folder, default_path
+from bulletserve.calibrations import cache_folder, default_path, samples_path
 from bulletserve.comparison.arm_run import TimedPrompt, run_arm
 from bulletserve.compose import Engine, build_engine
 from bulletserve.core.config import EngineConfig
@@ -107,6 +107,13 @@ def test_a_cpu_is_not_measured_for_a_policy_without_forecasts(
     assert loop.state.estimator is None and not caplog.records and not cache_folder().exists()
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on an idle machine: what is measured at a first start is not cut short."""
+    monkeypatch.setattr(forecasting, "FIRST_START_S", 120.0)
+
+
+@pytest.mark.usefixtures("patient")
 def test_a_cpu_is_measured_once_for_a_policy_with_forecasts(
     cpu_engine: Engine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +134,29 @@ def test_a_cpu_is_measured_once_for_a_policy_with_forecasts(
     cpu_engine.forecasts = None
     cpu_engine.loop(Nowhere(), policy)
     assert "measured on this machine for this model" in cpu_engine.info.notes[-1]
+
+
+@pytest.mark.usefixtures("patient")
+def test_samples_that_lie_there_are_fitted_again_where_their_calibration_cannot_be_read(
+    cpu_engine: Engine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an earlier version, say. They may have taken minutes: seven seconds of measuring must not replace them."""
+    policy: Any = Foresighted()
+    cpu_engine.loop(Nowhere(), policy)
+    path = default_path(
+        cpu_name(), cpu_engine.limits.lattice.total_sms, cpu_engine.checkpoint.shape, cpu_engine.info.dtype
+    )
+    before, samples = load(path), samples_path(path).read_bytes()
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 1}))
+
+    def measured_again(*_: object, **__: object) -> None:
+        raise AssertionError("there are samples")
+
+    monkeypatch.setattr(forecasting, "measure", measured_again)
+    cpu_engine.forecasts = None
+    cpu_engine.loop(Nowhere(), policy)
+    assert "fitted again" in cpu_engine.info.notes[-1] and "format 1" in caplog.text
+    assert load(path).parameters == before.parameters and samples_path(path).read_bytes() == samples
 
 
 def test_a_cpu_that_cannot_be_measured_in_passing_goes_by_another_models_calibration(

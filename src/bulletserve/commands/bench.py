@@ -25,6 +25,7 @@ from bulletserve.client.report import (
 from bulletserve.client.server import base_url
 from bulletserve.commands.bench_options import add_arguments, api_key, check, slo_field, targets
 from bulletserve.commands.bench_requests import Asked, asked_for
+from bulletserve.commands.screen import wide_console
 from bulletserve.core.errors import ConfigError
 from bulletserve.core.slo import Slo
 from bulletserve.results import write_result
@@ -46,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     wanted = Wanted(url, key, options.timeout_s, options.model, options.endpoint == "chat", extra, slo)
     with RequestLines(options.jsonl) as lines:
         dialect = measure(wanted, asked.prompts, rates, lines, results)
-    console = Console()
+    console = wide_console()
     title = f"{options.label or url}: {asked.name}, {asked.arrivals.describe()} arrivals, {words(slo)}"
     goodput = find_goodput(results)
     for text in (title, f"{asked.count} requests ({asked.origin}), model {dialect.model}", *dialect.notes):

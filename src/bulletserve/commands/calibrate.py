@@ -37,6 +37,9 @@ a GPU should take two (docs/decisions/0005)."""
 
 NVML_FIX = "pip install nvidia-ml-py, or ask bullet doctor"
 
+_DOUBTFUL = 0.1
+"""Below this median error nobody needs a word about who is better."""
+
 _ENGINE_POLICY = "static_split"  # an engine is built with one; nothing asks it for a plan
 
 
@@ -96,6 +99,8 @@ def _conclude(console: Console, measured: Measurements, path: Path, report: Path
     calibration.save(path)
     if errors["calibrated"]:
         console.print(error_table(errors))
+        for line in doubts(errors):
+            console.print(line, markup=False, soft_wrap=True)
     console.print(f"written: {path}", markup=False, soft_wrap=True)
     if report is not None:
         _draw(console, report, calibration, measured)
@@ -113,6 +118,22 @@ def error_table(errors: dict[str, Errors]) -> Table:
         cells = [f"{one['median']:.1%} / {one['p90']:.1%}" for one in found]
         table.add_row(group, f"{found[0]['count']:.0f}", *cells)
     return table
+
+
+def doubts(errors: dict[str, Errors]) -> list[str]:
+    """What speaks against using a calibration with such errors, in words."""
+    ours, others = errors["calibrated"], [ways for name, ways in errors.items() if name != "calibrated"]
+    worse = [
+        group
+        for group, found in ours.items()
+        if found["median"] > _DOUBTFUL and any(found["median"] > other[group]["median"] for other in others)
+    ]
+    if not worse:
+        return []
+    return [
+        f"{', '.join(worse)}: worse than a plain roofline or regression, which happens where other programs ran at the "
+        "same time; measure again on an idle machine"
+    ]
 
 
 def _check(options: argparse.Namespace) -> None:

@@ -15,6 +15,7 @@ from bulletserve.commands.gpu_report import driver_version
 from bulletserve.commands.numbers import number, rate_each, rates
 from bulletserve.commands.options import add_engine_arguments, engine_config
 from bulletserve.commands.outputs import check_outputs
+from bulletserve.commands.screen import wide_console
 from bulletserve.commands.targets import add_target_arguments, named_targets
 from bulletserve.comparison.campaign import Found, around_goodput, at_rates
 from bulletserve.comparison.measured import Measured
@@ -35,8 +36,6 @@ DEFAULT_POLICIES = "time_sliced chunked_prefill static_split bullet"
 DEFAULT_RATE = 2.0
 INCOMPLETE = 3
 """Exit status where the time was over before all was run."""
-
-_WIDTH = 160  # where the output is no terminal
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,9 +93,7 @@ def run(options: argparse.Namespace) -> int:
             )
         scored(len(workload.requests))
     engine = build_engine(engine_config(options, options.policies[0], caching=workload is None))
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDTH)
+    console = wide_console()
     try:
         engine.find_forecasts(needed=any(make_policy(policy).needs_forecasts for policy in options.policies))
         measuring = _measuring(options, workload, slo, engine, began_s)

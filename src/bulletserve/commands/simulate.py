@@ -12,6 +12,7 @@ from rich.table import Table
 
 from bulletserve.commands.numbers import number, rates
 from bulletserve.commands.outputs import check_outputs
+from bulletserve.commands.screen import wide_console
 from bulletserve.commands.targets import add_target_arguments, named_targets
 from bulletserve.core.errors import ConfigError, RecordError
 from bulletserve.core.slo import Slo
@@ -96,9 +97,10 @@ def run(options: argparse.Namespace) -> int:
     truth, note = make_truth(setup, options.truth, options.seed, options.calibration)
     slo = named_targets(options, workload.name, default="loose")
     assert slo is not None
-    console = Console()
+    console = wide_console()
+    model = f"{estimator.shape.architecture} of {estimator.shape.parameters / 1e9:.1f} billion parameters"
     console.print(
-        f"{estimator.calibration.device}, {limits.lattice.total_sms} SMs; {note}", markup=False, soft_wrap=True
+        f"{estimator.calibration.device}, {limits.lattice.total_sms} SMs, {model}; {note}", markup=False, soft_wrap=True
     )
     console.print(
         f"{workload.name}: {len(workload.requests)} requests ({workload.origin})", markup=False, soft_wrap=True
