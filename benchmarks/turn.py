@@ -27,15 +27,14 @@ from bulletserve.core.partition import Lattice, Partition
 from bulletserve.core.plan import Lane, MixedStep, PrefillGroup
 from bulletserve.core.prefix import block_hashes
 from bulletserve.core.request import Request
-from bulletserve.core.shapes import ModelShape
 from bulletserve.core.slo import Slo
 from bulletserve.core.snapshot import Limits
-from bulletserve.estimator.calibration import datasheet
 from bulletserve.estimator.estimator import Estimator
 from bulletserve.scheduler.kv_ledger import KvLedger
 from bulletserve.scheduler.loop import Loop
 from bulletserve.scheduler.policies import POLICIES, make_policy
 from bulletserve.scheduler.state import State
+from bulletserve.simulation import open_calibration
 from bulletserve.telemetry.latency import quantile
 from record import record
 
@@ -50,7 +49,6 @@ LIMITS = Limits(
     batch_tokens=2048,
     lattice=Lattice.of_splits(132, tuple(Partition(132 - sms, sms) for sms in (16, 32, 48, 64, 84, 100))),
 )
-LLAMA_8B = ModelShape("llama", LIMITS.num_layers, 4096, 14336, 32, 8, 128, 128256, 131072)
 SLOS = (Slo("chat", 0.3, 0.02), Slo("batch"))
 PREFILL_S, DECODE_S = 0.002, 0.011
 
@@ -100,10 +98,8 @@ class NoDevice:
 
 
 def forecasts() -> Estimator:
-    """An estimator ready for traffic, as an engine has it."""
-    calibration = datasheet("NVIDIA H200", LIMITS.lattice.total_sms)
-    assert calibration is not None
-    estimator = Estimator(calibration, LLAMA_8B)
+    """An estimator ready for traffic, as an engine has it on an H200."""
+    estimator = open_calibration("nvidia-h200")
     estimator.prepare(LIMITS.lattice, LIMITS.max_seqs, LIMITS.batch_tokens)
     return estimator
 
