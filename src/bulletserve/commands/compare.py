@@ -10,7 +10,15 @@ from rich.console import Console
 
 from bulletserve.calibration_run import gpu_uuid
 from bulletserve.commands.compare_requests import add_request_arguments, named_workload, requests_of
-from bulletserve.commands.compare_tables import LEGEND, Column, figure_table, goodput_lines, goodput_table, metrics_of
+from bulletserve.commands.compare_tables import (
+    LEGEND,
+    Column,
+    figure_table,
+    goodput_lines,
+    goodput_table,
+    left_out,
+    metrics_of,
+)
 from bulletserve.commands.gpu_report import driver_version
 from bulletserve.commands.numbers import number, rate_each, rates
 from bulletserve.commands.options import add_engine_arguments, engine_config
@@ -220,6 +228,8 @@ def _show(
         told = f"goodput, targets {slo.describe()}; ratios to {options.policies[0]}, paired over the same requests"
         console.print(told, markup=False, soft_wrap=True)
         console.print(goodput_table(lines))
+        for line in left_out(found.runs):
+            console.print(line, markup=False, soft_wrap=True)
 
 
 def _has_goodput(found: Found) -> bool:
