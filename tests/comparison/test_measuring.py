@@ -14,7 +14,6 @@ from bulletserve.comparison.arm_run import OutOfTime, TimedPrompt
 from bulletserve.comparison.campaign import around_goodput, at_rates
 from bulletserve.comparison.measuring import Measuring, Requests
 from bulletserve.comparison.run_folder import RunFolder
-from bulletserve.core.errors import ConfigError
 from bulletserve.core.slo import Slo
 from bulletserve.simulator.goodput_search import bracket, place_of, rate_at
 from bulletserve.telemetry.goodput import MOST_APART, Met, goodput
@@ -63,14 +62,63 @@ def test_runs_of_other_code_are_told_and_neither_used_nor_lost(tmp_path: Path, m
     assert len(device.ran) == 2, "the first one is still there"
 
 
+def passed_over(folder: Path, device: Device, path: Path) -> str:
+    """Run again what `path` holds; what was said of it."""
+    ran = len(device.ran)
+    again = measuring(folder)
+    made = again.measured("a", 1.0)
+    assert len(device.ran) == ran + 1 and again.folder is not None
+    (told,) = again.folder.told
+    assert told.startswith(f"{path.name} is not what its name says, by its ")
+    assert measuring(folder).measured("a", 1.0) == made and len(device.ran) == ran + 1, "it was written anew"
+    return told
+
+
 @pytest.mark.parametrize("damage", ["", "{}", "[]", '{"run": 1, "scored": 2}', "{" * 5000])
-def test_a_damaged_run_is_named(damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Device(monkeypatch)
+def test_a_damaged_run_is_made_again(damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(monkeypatch)
     measuring(tmp_path).measured("a", 1.0)
     (path,) = tmp_path.glob("*.json")
     path.write_text(damage)
-    with pytest.raises(ConfigError, match=f"{path.name} is no run that can be read"):
-        measuring(tmp_path).measured("a", 1.0)
+    assert "content" in passed_over(tmp_path, device, path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "part"),
+    [
+        ('"rate_req_s": 1.0', '"rate_req_s": 2.0', "run"),
+        ('"round": 0', '"round": 1e999', "content (OverflowError"),
+        ('"round": 0', '"round": 1', "run"),
+        ('"code": "1"', '"code": "2"', "fingerprint"),
+        ('"window_s"', '"other_s"', "content (ValueError: metrics without window_s"),
+        ('"both_lanes_x": 0.0', '"both_lanes_x": 1e999', "content (ValueError"),
+    ],
+)
+def test_a_run_that_is_not_what_its_name_says_is_made_again(
+    old: str, new: str, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Device(monkeypatch)
+    measuring(tmp_path).measured("a", 1.0)
+    (path,) = tmp_path.glob("*.json")
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    assert f"by its {part}" in passed_over(tmp_path, device, path)
+
+
+def test_a_run_with_fewer_lines_or_of_another_name_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Device(monkeypatch)
+    measuring(tmp_path).measured("a", 1.0)
+    (path,) = tmp_path.glob("*.json")
+    document = json.loads(path.read_text())
+    for lines in ([], document["scored"]["lines"][:-1]):
+        path.write_text(json.dumps(document | {"scored": document["scored"] | {"lines": lines}}))
+        assert f"({len(lines)}, not 160)" in passed_over(tmp_path, device, path)
+    measuring(tmp_path).measured("b", 1.0)
+    (other,) = tmp_path.glob("list_b_*.json")
+    path.write_text(other.read_text())
+    assert "by its run:" in passed_over(tmp_path, device, path)
 
 
 def test_no_run_is_begun_that_would_not_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,7 @@ class Measuring:
         print_of = self._fingerprint(policy)
         record = None if self.record is None else self.record / name.file_name(print_of, ".jsonl.gz")
         if self.folder is not None and (record is None or record.exists()):
-            kept = self.folder.find(name, print_of)
+            kept = self.folder.find(name, print_of, len(self.requests.scored))
             if kept is not None:
                 return kept
         try:
