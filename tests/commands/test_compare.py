@@ -7,6 +7,8 @@ import pytest
 
 from bulletserve import cli
 from bulletserve.commands import compare
+from bulletserve.comparison import measuring
+from bulletserve.telemetry.recorder import Recorder
 from tests.comparison.device import Device
 from tests.end_to_end.test_processes import CONFIG
 
@@ -67,6 +69,29 @@ def test_in_pieces_and_from_records(tiny: list[object], capsys: pytest.CaptureFi
     assert "policy chunked_prefill" in capsys.readouterr().out
     records[0].unlink()
     assert bullet(*words) == 0 and records[0].exists(), "a run without its record is run again"
+
+
+def test_a_record_that_cannot_be_written_is_told_after_the_table(
+    tiny: list[object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(plain: Path, record: Path) -> None:
+        assert list(Path("runs").glob("*.json")), "the run is kept before its record is compressed"
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(measuring, "_compress", full)
+    assert bullet(*tiny, "--requests", 4, "--rates", 200, "--runs", "runs", "--record", "records") == 1
+    said = capsys.readouterr().out
+    assert "tokens/s" in said and said.count(" is not kept: No space left on device") == 2
+
+
+def test_a_record_that_broke_off_makes_the_status_1(
+    tiny: list[object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Recorder, "__call__", lambda recorder, *_: recorder._stop("the disk is full"))
+    assert bullet(*tiny, "--requests", 4, "--rates", 200, "--record", "records") == 1
+    said = capsys.readouterr().out
+    assert "tokens/s" in said and said.count("broke off and was removed: the disk is full") == 2
+    assert not list(Path("records").glob("*.jsonl*"))
 
 
 def test_goodput_around_a_rate_and_its_ratio(

@@ -121,6 +121,17 @@ def test_a_run_with_fewer_lines_or_of_another_name_is_made_again(
     assert "by its run:" in passed_over(tmp_path, device, path)
 
 
+def test_a_run_that_cannot_be_written_still_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Device(monkeypatch)
+    (tmp_path / "file").touch()
+    one = measuring(tmp_path / "file")
+    assert one.measured("a", 1.0).scored and one.measured("a", 2.0).scored
+    assert [line.split(":")[0] for line in one.unwritten] == [
+        "a run of a at 1 req/s is not kept",
+        "a run of a at 2 req/s is not kept",
+    ]
+
+
 def test_no_run_is_begun_that_would_not_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """200 of 240 arrivals at 2 a second, then an answer of 5 tokens within 0.35 s, then a second around it."""
     device = Device(monkeypatch)

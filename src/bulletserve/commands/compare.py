@@ -124,6 +124,8 @@ def run(options: argparse.Namespace) -> int:
     _write(options, measuring, found, slo)
     for error in measuring.failed.values():
         raise error
+    if measuring.unwritten:
+        return 1
     return INCOMPLETE if found.left else 0
 
 
@@ -238,7 +240,7 @@ def _has_goodput(found: Found) -> bool:
 
 
 def _tell(console: Console, measuring: Measuring, found: Found) -> None:
-    told = list(measuring.told) if measuring.folder is None else [*measuring.told, *measuring.folder.told]
+    told = measuring.unwritten if measuring.folder is None else [*measuring.unwritten, *measuring.folder.told]
     for line in dict.fromkeys(told):
         console.print(line, markup=False, soft_wrap=True)
     if found.left:
