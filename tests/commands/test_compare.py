@@ -50,10 +50,16 @@ def test_plain_use_prints_one_table_with_ratios(tiny: list[object], capsys: pyte
     )
 
 
-def test_in_pieces_and_from_records(tiny: list[object], capsys: pytest.CaptureFixture[str]) -> None:
+def test_in_pieces_and_from_records(
+    tiny: list[object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What one call has no time for the next one does, a third has nothing to do."""
     words = [*tiny, "--requests", 4, "--rates", "100,200", "--runs", "runs", "--record", "records", "--tier", "loose"]
-    assert bullet(*words, "--time-limit", 0.5) == 3
+    assert bullet(*words, "--time-limit", 0.5) == 1
+    assert "more than the 0.5 s of --time-limit" in capsys.readouterr().err
+    with monkeypatch.context() as slow:
+        slow.setattr(measuring.Measuring, "_expected_s", lambda *_: 99.0)
+        assert bullet(*words, "--time-limit", 100.001) == 3
     said = capsys.readouterr().out
     assert "INCOMPLETE" in said and "  time_sliced at 200 req/s" in said and not list(Path("runs").glob("*"))
     assert bullet(*words, "--time-limit", 300) == 0

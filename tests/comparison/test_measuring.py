@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from bulletserve.comparison.arm_run import OutOfTime, TimedPrompt
 from bulletserve.comparison.campaign import around_goodput, at_rates
 from bulletserve.comparison.measuring import Measuring, Requests
-from bulletserve.comparison.run_folder import RunFolder
+from bulletserve.comparison.run_folder import RunFolder, RunName
+from bulletserve.core.errors import ConfigError
 from bulletserve.core.slo import Slo
 from bulletserve.simulator.goodput_search import bracket, place_of, rate_at
 from bulletserve.telemetry.goodput import MOST_APART, Met, goodput
@@ -140,6 +141,21 @@ def test_no_run_is_begun_that_would_not_end_in_time(monkeypatch: pytest.MonkeyPa
     assert device.ran == []
     measuring(until_s=121.4).measured("a", 2.0)
     assert len(device.ran) == 1
+
+
+def test_a_run_that_no_call_has_time_for_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes 100.35 s, and a second around it."""
+    device = Device(monkeypatch)
+    with pytest.raises(ConfigError, match=r"a at 2 req/s takes about 101 s, more than the 101 s of --time-limit: name"):
+        measuring(until_s=101.0, limit_s=101.0).measured("a", 2.0)
+    with pytest.raises(OutOfTime):
+        measuring(until_s=101.0, limit_s=102.0).measured("a", 2.0)
+    assert device.ran == []
+
+
+def test_rates_that_are_close_have_names_of_their_own() -> None:
+    stems = [RunName("list", "a", rate, 0, 0).stem for rate in (10.0, 10.001, 10.002, 10.0000001)]
+    assert stems[:2] == ["list_a_at_10", "list_a_at_10_001"] and len(set(stems)) == 4
 
 
 def test_runs_that_take_longer_are_expected_to(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from bulletserve.commands.targets import add_target_arguments, named_targets
 from bulletserve.comparison.campaign import Found, around_goodput, at_rates
 from bulletserve.comparison.measured import Measured
 from bulletserve.comparison.measuring import Measuring
-from bulletserve.comparison.run_folder import RunFolder
+from bulletserve.comparison.run_folder import RunFolder, rate_text
 from bulletserve.compose import Engine, build_engine
 from bulletserve.core.errors import ConfigError
 from bulletserve.core.slo import Slo
@@ -168,6 +168,7 @@ def _measuring(
         record=options.record,
         meter=None if meter is None or meter.why_not else meter,
         until_s=inf if options.time_limit is None else began_s + options.time_limit,
+        limit_s=options.time_limit or inf,
     )
 
 
@@ -195,7 +196,7 @@ def _about(workload: Workload | None, measuring: Measuring, slo: Slo | None) -> 
 def _line(one: Measured, slo: Slo | None) -> str:
     met = "" if slo is None else f"{one.met(slo).mean():.1%} met, "
     told = f"{one.figures.get('tok_s', 0.0):.0f} tokens/s, {one.figures['window_s']:.0f} s"
-    return f"{one.policy} at {one.rate:.4g} req/s: {met}{told}"
+    return f"{one.policy} at {one.rate:.6g} req/s: {met}{told}"
 
 
 def _show(
@@ -215,7 +216,7 @@ def _show(
                 policy: sorted(runs, key=lambda one: one.round) for policy, runs in arms.items() if len(runs) == rounds
             }
             base = whole.get(options.policies[0], [])
-            title = f"{count} requests" + (f" at {rate:.4g} a second" if len(all_rates) > 1 else "")
+            title = f"{count} requests" + (f" at {rate_text(rate)} a second" if len(all_rates) > 1 else "")
             title += f", median of {rounds} rounds" if rounds > 1 else ", one round"
             if whole:
                 console.print(figure_table(title, [Column(policy, runs, base) for policy, runs in whole.items()], slo))

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from math import inf
+from math import ceil, inf
 from pathlib import Path
 
 from bulletserve.comparison.arm_run import OutOfTime, Record, TimedPrompt, run_arm
@@ -49,8 +49,8 @@ class Requests:
 @dataclass
 class Measuring:
     """One comparison's runs. `hardware`: as in a result; `record`: a folder for their records; `until_s`: when the time
-    is over (monotonic); `announce` hears what begins, `on_run` of every run that was made. `failed`: policies at fault
-    and what they did; `unwritten`: runs and records that could not be written, and why.
+    is over (monotonic); `limit_s`: how long it was from the start; `announce` hears what begins, `on_run` of
+    every run that was made. `failed`: policies at fault and what they did; `unwritten`: runs and records that could not be written, and why.
     """
 
     engine: Engine
@@ -61,6 +61,7 @@ class Measuring:
     record: Path | None = None
     meter: Meter | None = None
     until_s: float = inf
+    limit_s: float = inf
     announce: Callable[[str], None] = lambda text: None
     on_run: Callable[[Measured], None] = lambda run: None
     failed: dict[str, PolicyError] = field(default_factory=dict)
@@ -70,7 +71,8 @@ class Measuring:
     _warm: set[str] = field(default_factory=set)
 
     def measured(self, policy: str, rate: float, number: int = 0) -> Measured:
-        """A run of an arm. Raises `OutOfTime`, and `PolicyError` for one that is at fault, now or before."""
+        """A run of an arm. Raises `OutOfTime`, `ConfigError` for one that is longer than any call would have time for,
+        and `PolicyError` for one that is at fault, now or before."""
         if policy in self.failed:
             raise self.failed[policy]
         name = RunName(self.requests.name, policy, rate, self.requests.seed, number)
@@ -98,10 +100,16 @@ class Measuring:
         prompts = self.requests.prompts(name.rate, name.round)
         scored = self.requests.scored
         expected_s = self._expected_s(prompts if record else [prompts[at] for at in scored])
+        if expected_s + _AROUND_S > self.limit_s:
+            raise ConfigError(
+                f"{name.policy} at {name.rate:.6g} req/s takes about {ceil(expected_s)} s, more than the "
+                f"{self.limit_s:g} s of --time-limit: name {ceil(expected_s + _AROUND_S)} s and those of the start, "
+                "or more, or a higher rate"
+            )
         if time.monotonic() + expected_s * self._slower + _AROUND_S > self.until_s:
             raise OutOfTime
         self._warm_up(name.policy, prompts)
-        self.announce(f"{name.policy} at {name.rate:.4g} req/s, about {expected_s * self._slower:.0f} s")
+        self.announce(f"{name.policy} at {name.rate:.6g} req/s, about {expected_s * self._slower:.0f} s")
         began_s = time.monotonic()
         run = run_arm(
             self.engine,

@@ -19,6 +19,11 @@ UNREADABLE = (OSError, ValueError, ArithmeticError, LookupError, TypeError, Attr
 """What reading a document raises that is none of ours."""
 
 
+def rate_text(rate: float) -> str:
+    """A rate in the fewest digits that no other rate has: two of them must not share a key or a title."""
+    return repr(float(rate)).removesuffix(".0")
+
+
 @dataclass(frozen=True)
 class RunName:
     """Which run of a workload."""
@@ -34,7 +39,7 @@ class RunName:
         """As the beginning of a file's name, and of the names of figures."""
         again = f"_round{self.round + 1}" if self.round else ""
         seed = f"_seed{self.seed}" if self.seed else ""
-        return f"{key_part(self.workload)}_{key_part(self.policy)}_at_{key_part(f'{self.rate:.4g}')}{seed}{again}"
+        return f"{key_part(self.workload)}_{key_part(self.policy)}_at_{key_part(rate_text(self.rate))}{seed}{again}"
 
     def file_name(self, fingerprint: Mapping[str, str], suffix: str = ".json") -> str:
         """Of the run with that fingerprint; with another suffix, of what belongs to it."""
