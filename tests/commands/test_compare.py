@@ -140,6 +140,18 @@ def test_a_policy_at_fault_is_told_after_the_others(
     assert "list_time_sliced_at_5_tok_s" in document["metrics"]
 
 
+def test_all_policies_at_fault_are_told(
+    tiny: list[object], workload: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    device = Device(monkeypatch)
+    device.failing = {"chunked_prefill", "time_sliced"}
+    words = [*tiny, "static_split", "--workload", workload, "--tier", "middle", "--rates", "5,5.2"]
+    assert bullet(*words) == 1
+    told = capsys.readouterr()
+    assert "chunked_prefill: chunked_prefill failed; time_sliced: time_sliced failed" in told.err
+    assert "static_split" in told.out and "atios" not in told.out and "atios" not in told.err
+
+
 def test_a_request_that_does_not_fit_is_named(
     tiny: list[object], workload: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,7 +30,7 @@ from bulletserve.comparison.measured import Measured
 from bulletserve.comparison.measuring import Measuring
 from bulletserve.comparison.run_folder import RunFolder, rate_text
 from bulletserve.compose import Engine, build_engine
-from bulletserve.core.errors import ConfigError
+from bulletserve.core.errors import ConfigError, PolicyError
 from bulletserve.core.slo import Slo
 from bulletserve.engine.load import choose_device
 from bulletserve.profiling.meter import Meter
@@ -122,6 +122,8 @@ def run(options: argparse.Namespace) -> int:
     _show(console, options, measuring, found, slo, searching)
     _tell(console, measuring, found)
     _write(options, measuring, found, slo)
+    if len(measuring.failed) > 1:
+        raise PolicyError("; ".join(f"{policy}: {error}" for policy, error in measuring.failed.items()))
     for error in measuring.failed.values():
         raise error
     if measuring.unwritten:
@@ -209,6 +211,7 @@ def _show(
                 console.print(figure_table(policy, columns, slo))
     else:
         count, rounds = measuring.requests.count, options.rounds
+        with_ratios = False
         all_rates = sorted({one.rate for runs in found.runs.values() for one in runs})
         for rate in all_rates:
             arms = {policy: found.rounds(policy, rate) for policy in options.policies}
@@ -216,11 +219,13 @@ def _show(
                 policy: sorted(runs, key=lambda one: one.round) for policy, runs in arms.items() if len(runs) == rounds
             }
             base = whole.get(options.policies[0], [])
+            with_ratios = with_ratios or bool(base)
             title = f"{count} requests" + (f" at {rate_text(rate)} a second" if len(all_rates) > 1 else "")
             title += f", median of {rounds} rounds" if rounds > 1 else ", one round"
             if whole:
                 console.print(figure_table(title, [Column(policy, runs, base) for policy, runs in whole.items()], slo))
-        console.print(f"Ratios are to {options.policies[0]}; more is better for tokens/s, less for all the times.")
+        if with_ratios:
+            console.print(f"Ratios are to {options.policies[0]}; more is better for tokens/s, less for all the times.")
         info = measuring.engine.info
         if info.dtype == "bfloat16":
             remedy = "; --dtype float32 shows none" if info.device.startswith("CPU") else ""
@@ -228,7 +233,9 @@ def _show(
     console.print(LEGEND, soft_wrap=True)
     if slo is not None and _has_goodput(found):
         lines = goodput_lines(found.runs, slo, measuring.requests.count)
-        told = f"goodput, targets {slo.describe()}; ratios to {options.policies[0]}, paired over the same requests"
+        told = f"goodput, targets {slo.describe()}"
+        if any(against is not None for _, against in lines.values()):
+            told += f"; ratios to {options.policies[0]}, paired over the same requests"
         console.print(told, markup=False, soft_wrap=True)
         console.print(goodput_table(lines))
         for line in left_out(found.runs):

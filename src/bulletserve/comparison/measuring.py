@@ -50,7 +50,8 @@ class Requests:
 class Measuring:
     """One comparison's runs. `hardware`: as in a result; `record`: a folder for their records; `until_s`: when the time
     is over (monotonic); `limit_s`: how long it was from the start; `announce` hears what begins, `on_run` of
-    every run that was made. `failed`: policies at fault and what they did; `unwritten`: runs and records that could not be written, and why.
+    every run that was made. `failed`: policies at fault and what they did; `unwritten`: runs and records that could
+    not be written, and why.
     """
 
     engine: Engine
