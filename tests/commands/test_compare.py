@@ -8,6 +8,7 @@ import pytest
 from bulletserve import cli
 from bulletserve.commands import compare
 from bulletserve.comparison import measuring
+from bulletserve.comparison.folder_lock import held
 from bulletserve.telemetry.recorder import Recorder
 from tests.comparison.device import Device
 from tests.end_to_end.test_processes import CONFIG
@@ -61,7 +62,7 @@ def test_in_pieces_and_from_records(
         slow.setattr(measuring.Measuring, "_expected_s", lambda *_: 99.0)
         assert bullet(*words, "--time-limit", 100.001) == 3
     said = capsys.readouterr().out
-    assert "INCOMPLETE" in said and "  time_sliced at 200 req/s" in said and not list(Path("runs").glob("*"))
+    assert "INCOMPLETE" in said and "  time_sliced at 200 req/s" in said and not list(Path("runs").glob("*.json"))
     assert bullet(*words, "--time-limit", 300) == 0
     first = capsys.readouterr().out
     assert first.count("chunked_prefill at 100 req/s: ") == 1 and "INCOMPLETE" not in first
@@ -69,7 +70,7 @@ def test_in_pieces_and_from_records(
     second = capsys.readouterr().out
     assert "chunked_prefill at 100 req/s: " not in second
     assert second[second.index("4 requests at 100") :] == first[first.index("4 requests at 100") :]
-    records = sorted(Path("records").iterdir())
+    records = sorted(Path("records").glob("[!.]*"))
     assert len(records) == 4 and all(record.name.endswith(".jsonl.gz") for record in records)
     assert bullet("replay", records[0]) == 0
     assert "policy chunked_prefill" in capsys.readouterr().out
@@ -150,6 +151,17 @@ def test_all_policies_at_fault_are_told(
     told = capsys.readouterr()
     assert "chunked_prefill: chunked_prefill failed; time_sliced: time_sliced failed" in told.err
     assert "static_split" in told.out and "atios" not in told.out and "atios" not in told.err
+
+
+@pytest.mark.parametrize("flag", ["--runs", "--record"])
+def test_a_folder_is_written_to_by_one_process(
+    flag: str, tiny: list[object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*tiny, "--requests", 2, "--rate", 200, flag, "kept"]
+    with held([Path("kept")]):
+        assert bullet(*words) == 1
+        assert "kept is in use by another process: wait" in capsys.readouterr().err
+    assert bullet(*words) == 0
 
 
 def test_a_request_that_does_not_fit_is_named(

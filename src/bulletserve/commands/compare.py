@@ -26,6 +26,7 @@ from bulletserve.commands.outputs import check_outputs
 from bulletserve.commands.screen import wide_console
 from bulletserve.commands.targets import add_target_arguments, named_targets
 from bulletserve.comparison.campaign import Found, around_goodput, at_rates
+from bulletserve.comparison.folder_lock import held
 from bulletserve.comparison.measured import Measured
 from bulletserve.comparison.measuring import Measuring
 from bulletserve.comparison.run_folder import RunFolder, rate_text
@@ -88,9 +89,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the tables."""
+    """Print the tables, alone in the folders that are written to."""
     began_s = time.monotonic()
     _check(options)
+    with held(folder for folder in (options.runs, options.record) if folder is not None):
+        return _compare(options, began_s)
+
+
+def _compare(options: argparse.Namespace, began_s: float) -> int:
     workload = named_workload(options)
     slo = named_targets(options, "" if workload is None else workload.name)
     searching = options.goodput or options.around is not None
@@ -152,8 +158,6 @@ def _check(options: argparse.Namespace) -> None:
 def _measuring(
     options: argparse.Namespace, workload: Workload | None, slo: Slo | None, engine: Engine, began_s: float
 ) -> Measuring:
-    if options.record is not None:
-        options.record.mkdir(parents=True, exist_ok=True)
     on_gpu = choose_device(options.device) == "cuda"
     meter = Meter(uuid=gpu_uuid()) if on_gpu else None
     hardware: dict[str, str | int] = {"device": engine.info.device}
