@@ -7,6 +7,9 @@ import pytest
 
 from bulletserve import cli
 from bulletserve.commands import compare
+from bulletserve.comparison import measuring
+from bulletserve.comparison.folder_lock import held
+from bulletserve.telemetry.recorder import Recorder
 from tests.comparison.device import Device
 from tests.end_to_end.test_processes import CONFIG
 
@@ -48,12 +51,18 @@ def test_plain_use_prints_one_table_with_ratios(tiny: list[object], capsys: pyte
     )
 
 
-def test_in_pieces_and_from_records(tiny: list[object], capsys: pytest.CaptureFixture[str]) -> None:
+def test_in_pieces_and_from_records(
+    tiny: list[object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What one call has no time for the next one does, a third has nothing to do."""
     words = [*tiny, "--requests", 4, "--rates", "100,200", "--runs", "runs", "--record", "records", "--tier", "loose"]
-    assert bullet(*words, "--time-limit", 0.5) == 3
+    assert bullet(*words, "--time-limit", 0.5) == 1
+    assert "more than the 0.5 s of --time-limit" in capsys.readouterr().err
+    with monkeypatch.context() as slow:
+        slow.setattr(measuring.Measuring, "_expected_s", lambda *_: 99.0)
+        assert bullet(*words, "--time-limit", 100.001) == 3
     said = capsys.readouterr().out
-    assert "INCOMPLETE" in said and "  time_sliced at 200 req/s" in said and not list(Path("runs").glob("*"))
+    assert "INCOMPLETE" in said and "  time_sliced at 200 req/s" in said and not list(Path("runs").glob("*.json"))
     assert bullet(*words, "--time-limit", 300) == 0
     first = capsys.readouterr().out
     assert first.count("chunked_prefill at 100 req/s: ") == 1 and "INCOMPLETE" not in first
@@ -61,12 +70,35 @@ def test_in_pieces_and_from_records(tiny: list[object], capsys: pytest.CaptureFi
     second = capsys.readouterr().out
     assert "chunked_prefill at 100 req/s: " not in second
     assert second[second.index("4 requests at 100") :] == first[first.index("4 requests at 100") :]
-    records = sorted(Path("records").iterdir())
+    records = sorted(Path("records").glob("[!.]*"))
     assert len(records) == 4 and all(record.name.endswith(".jsonl.gz") for record in records)
     assert bullet("replay", records[0]) == 0
     assert "policy chunked_prefill" in capsys.readouterr().out
     records[0].unlink()
     assert bullet(*words) == 0 and records[0].exists(), "a run without its record is run again"
+
+
+def test_a_record_that_cannot_be_written_is_told_after_the_table(
+    tiny: list[object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(plain: Path, record: Path) -> None:
+        assert list(Path("runs").glob("*.json")), "the run is kept before its record is compressed"
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(measuring, "_compress", full)
+    assert bullet(*tiny, "--requests", 4, "--rates", 200, "--runs", "runs", "--record", "records") == 1
+    said = capsys.readouterr().out
+    assert "tokens/s" in said and said.count(" is not kept: No space left on device") == 2
+
+
+def test_a_record_that_broke_off_makes_the_status_1(
+    tiny: list[object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Recorder, "__call__", lambda recorder, *_: recorder._stop("the disk is full"))
+    assert bullet(*tiny, "--requests", 4, "--rates", 200, "--record", "records") == 1
+    said = capsys.readouterr().out
+    assert "tokens/s" in said and said.count("broke off and was removed: the disk is full") == 2
+    assert not list(Path("records").glob("*.jsonl*"))
 
 
 def test_goodput_around_a_rate_and_its_ratio(
@@ -107,6 +139,29 @@ def test_a_policy_at_fault_is_told_after_the_others(
     document = json.loads(Path("out.json").read_text())
     assert document["failed"] == {"chunked_prefill": "chunked_prefill failed"}
     assert "list_time_sliced_at_5_tok_s" in document["metrics"]
+
+
+def test_all_policies_at_fault_are_told(
+    tiny: list[object], workload: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    device = Device(monkeypatch)
+    device.failing = {"chunked_prefill", "time_sliced"}
+    words = [*tiny, "static_split", "--workload", workload, "--tier", "middle", "--rates", "5,5.2"]
+    assert bullet(*words) == 1
+    told = capsys.readouterr()
+    assert "chunked_prefill: chunked_prefill failed; time_sliced: time_sliced failed" in told.err
+    assert "static_split" in told.out and "atios" not in told.out and "atios" not in told.err
+
+
+@pytest.mark.parametrize("flag", ["--runs", "--record"])
+def test_a_folder_is_written_to_by_one_process(
+    flag: str, tiny: list[object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*tiny, "--requests", 2, "--rate", 200, flag, "kept"]
+    with held([Path("kept")]):
+        assert bullet(*words) == 1
+        assert "kept is in use by another process: wait" in capsys.readouterr().err
+    assert bullet(*words) == 0
 
 
 def test_a_request_that_does_not_fit_is_named(

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,9 @@ from bulletserve import code_digest as digests
 from bulletserve.code_digest import ENGINE, code_digest
 from bulletserve.comparison.fingerprint import digest_of, fingerprint
 from bulletserve.compose import Engine
+from bulletserve.core.shapes import RopeScaling
 from bulletserve.core.slo import Slo
+from bulletserve.formats.huggingface import SafetensorsWeights
 from bulletserve.scheduler.policies import make_policy
 from bulletserve.simulator.experiment import ignores_targets
 from bulletserve.workload.request_list import RequestLengths
@@ -41,6 +44,38 @@ def test_what_was_asked_of_the_engine_is_in_it(engine: Engine) -> None:
         assert [key for key in plain if plain[key] != other[key]] == [name]
     free = replace(engine, limits=replace(engine.limits, total_blocks=7))
     assert fingerprint(free, "chunked_prefill", "x", MIDDLE) == plain, "it differs from start to start"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"rope_theta": 5e5},
+        {"rope_scaling": RopeScaling(kind="linear", factor=2.0)},
+        {"max_context": 7},
+        {"qkv_bias": True},
+        {"qk_norm": True},
+        {"rms_eps": 1e-6},
+    ],
+)
+def test_every_part_of_a_shape_counts(other: dict[str, Any], engine: Engine) -> None:
+    checkpoint = engine.checkpoint
+    changed = replace(engine, checkpoint=replace(checkpoint, shape=replace(checkpoint.shape, **other)))
+    one, two = (fingerprint(of, "chunked_prefill", "x", MIDDLE) for of in (engine, changed))
+    assert [key for key in one if one[key] != two[key]] == ["shape"]
+
+
+def test_weight_files_count_by_name_and_size(tmp_path: Path, engine: Engine) -> None:
+    def print_of(name: str, content: str) -> dict[str, str]:
+        path = tmp_path / name
+        path.write_text(content)
+        weights = SafetensorsWeights(((path, None),))
+        return fingerprint(
+            replace(engine, checkpoint=replace(engine.checkpoint, weights=weights)), "chunked_prefill", "x", MIDDLE
+        )
+
+    told = [print_of("a", "1"), print_of("b", "1"), print_of("a", "12")]
+    assert [one["weight files"] for one in told] == ["a 1", "b 1", "a 2"]
+    assert fingerprint(engine, "chunked_prefill", "x", MIDDLE)["weight files"] == "none"
 
 
 def test_lists_have_digests() -> None:

@@ -7,9 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bulletserve.commands.compare_tables import left_out
 from bulletserve.comparison.arm_run import ArmRun
 from bulletserve.comparison.measured import Measured, Scored, measured
-from bulletserve.comparison.outcome import goodput_of, goodput_ratio, medians, paired_ratios, same_answers
+from bulletserve.comparison.outcome import (
+    goodput_of,
+    goodput_ratio,
+    incomplete_rounds,
+    medians,
+    paired_ratios,
+    same_answers,
+)
 from bulletserve.core.plan import Lane
 from bulletserve.core.request import FinishReason
 from bulletserve.core.slo import Slo
@@ -118,7 +126,33 @@ def test_goodput_is_that_of_the_definition_and_its_ratio_is_paired() -> None:
     against = goodput_ratio(ours, theirs, SLO)
     assert against is not None and against.value == pytest.approx(10.2 / 8.16)
     assert against.high - against.low < 0.02, "the same requests are drawn for both, whose curves are alike"
-    assert goodput_ratio([*ours, made("a", 10.0, 0.9, number=1)], theirs, SLO) is None, "a round that b has not"
+    assert goodput_ratio([*ours, made("a", 10.0, 0.9, number=1)], theirs, SLO) == against, "half a round counts nothing"
+    later = [made("b", one.rate, 0.9, number=1) for one in theirs]
+    assert goodput_ratio(ours, later, SLO) is None, "no round that both have"
+
+
+def test_rounds_are_paired_by_their_numbers() -> None:
+    ours = [made("a", rate, share, number=number) for number in (0, 1) for rate, share in ((10.0, 0.95), (10.4, 0.85))]
+    theirs = [made("b", rate, share, number=number) for number in (1, 2) for rate, share in ((8.0, 0.95), (8.32, 0.85))]
+    assert goodput_ratio(ours, theirs, SLO) == goodput_ratio(ours[2:], theirs[:2], SLO)
+
+
+def test_every_round_has_its_own_crossing() -> None:
+    first = [made("a", 10.0, 0.95), made("a", 10.4, 0.85)]
+    low = [made("a", 10.0, 0.8, number=1), made("a", 10.4, 0.7, number=1)]
+    high = [made("a", 10.0, 1.0, number=1), made("a", 10.4, 0.95, number=1)]
+    for second, why in ((low, "round 2: goodput is below 10 req/s"), (high, "round 2: goodput is 10.4 req/s or more")):
+        found = goodput_of([*first, *second], SLO, 240)
+        assert isinstance(found, str) and found.startswith(why)
+    assert "run lower rates" in str(goodput_of(low, SLO, 240)) and "run higher rates" in str(goodput_of(high, SLO, 240))
+
+
+def test_a_round_that_lacks_a_rate_is_left_out() -> None:
+    first = [made("a", 10.0, 0.95), made("a", 10.4, 0.85)]
+    half = [*first, made("a", 10.0, 0.8, number=1)]
+    assert goodput_of(half, SLO, 240) == goodput_of(first, SLO, 240)
+    assert incomplete_rounds(half) == {1: [10.4]} and incomplete_rounds(first) == {}
+    assert left_out({"a": half}) == ["a: round 2 is left out of goodput, it has no run at 10.4 req/s"]
 
 
 @pytest.mark.parametrize(

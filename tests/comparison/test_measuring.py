@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bulletserve.comparison.arm_run import OutOfTime, TimedPrompt
 from bulletserve.comparison.campaign import around_goodput, at_rates
 from bulletserve.comparison.measuring import Measuring, Requests
-from bulletserve.comparison.run_folder import RunFolder
+from bulletserve.comparison.run_folder import RunFolder, RunName
 from bulletserve.core.errors import ConfigError
 from bulletserve.core.slo import Slo
 from bulletserve.simulator.goodput_search import bracket, place_of, rate_at
@@ -63,14 +63,74 @@ def test_runs_of_other_code_are_told_and_neither_used_nor_lost(tmp_path: Path, m
     assert len(device.ran) == 2, "the first one is still there"
 
 
+def passed_over(folder: Path, device: Device, path: Path) -> str:
+    """Run again what `path` holds; what was said of it."""
+    ran = len(device.ran)
+    again = measuring(folder)
+    made = again.measured("a", 1.0)
+    assert len(device.ran) == ran + 1 and again.folder is not None
+    (told,) = again.folder.told
+    assert told.startswith(f"{path.name} is not what its name says, by its ")
+    assert measuring(folder).measured("a", 1.0) == made and len(device.ran) == ran + 1, "it was written anew"
+    return told
+
+
 @pytest.mark.parametrize("damage", ["", "{}", "[]", '{"run": 1, "scored": 2}', "{" * 5000])
-def test_a_damaged_run_is_named(damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Device(monkeypatch)
+def test_a_damaged_run_is_made_again(damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(monkeypatch)
     measuring(tmp_path).measured("a", 1.0)
     (path,) = tmp_path.glob("*.json")
     path.write_text(damage)
-    with pytest.raises(ConfigError, match=f"{path.name} is no run that can be read"):
-        measuring(tmp_path).measured("a", 1.0)
+    assert "content" in passed_over(tmp_path, device, path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "part"),
+    [
+        ('"rate_req_s": 1.0', '"rate_req_s": 2.0', "run"),
+        ('"round": 0', '"round": 1e999', "content (OverflowError"),
+        ('"round": 0', '"round": 1', "run"),
+        ('"code": "1"', '"code": "2"', "fingerprint"),
+        ('"window_s"', '"other_s"', "content (ValueError: metrics without window_s"),
+        ('"both_lanes_x": 0.0', '"both_lanes_x": 1e999', "content (ValueError"),
+    ],
+)
+def test_a_run_that_is_not_what_its_name_says_is_made_again(
+    old: str, new: str, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Device(monkeypatch)
+    measuring(tmp_path).measured("a", 1.0)
+    (path,) = tmp_path.glob("*.json")
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    assert f"by its {part}" in passed_over(tmp_path, device, path)
+
+
+def test_a_run_with_fewer_lines_or_of_another_name_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Device(monkeypatch)
+    measuring(tmp_path).measured("a", 1.0)
+    (path,) = tmp_path.glob("*.json")
+    document = json.loads(path.read_text())
+    for lines in ([], document["scored"]["lines"][:-1]):
+        path.write_text(json.dumps(document | {"scored": document["scored"] | {"lines": lines}}))
+        assert f"({len(lines)}, not 160)" in passed_over(tmp_path, device, path)
+    measuring(tmp_path).measured("b", 1.0)
+    (other,) = tmp_path.glob("list_b_*.json")
+    path.write_text(other.read_text())
+    assert "by its run:" in passed_over(tmp_path, device, path)
+
+
+def test_a_run_that_cannot_be_written_still_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Device(monkeypatch)
+    (tmp_path / "file").touch()
+    one = measuring(tmp_path / "file")
+    assert one.measured("a", 1.0).scored and one.measured("a", 2.0).scored
+    assert [line.split(":")[0] for line in one.unwritten] == [
+        "a run of a at 1 req/s is not kept",
+        "a run of a at 2 req/s is not kept",
+    ]
 
 
 def test_no_run_is_begun_that_would_not_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,6 +141,21 @@ def test_no_run_is_begun_that_would_not_end_in_time(monkeypatch: pytest.MonkeyPa
     assert device.ran == []
     measuring(until_s=121.4).measured("a", 2.0)
     assert len(device.ran) == 1
+
+
+def test_a_run_that_no_call_has_time_for_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes 100.35 s, and a second around it."""
+    device = Device(monkeypatch)
+    with pytest.raises(ConfigError, match=r"a at 2 req/s takes about 101 s, more than the 101 s of --time-limit: name"):
+        measuring(until_s=101.0, limit_s=101.0).measured("a", 2.0)
+    with pytest.raises(OutOfTime):
+        measuring(until_s=101.0, limit_s=102.0).measured("a", 2.0)
+    assert device.ran == []
+
+
+def test_rates_that_are_close_have_names_of_their_own() -> None:
+    stems = [RunName("list", "a", rate, 0, 0).stem for rate in (10.0, 10.001, 10.002, 10.0000001)]
+    assert stems[:2] == ["list_a_at_10", "list_a_at_10_001"] and len(set(stems)) == 4
 
 
 def test_runs_that_take_longer_are_expected_to(monkeypatch: pytest.MonkeyPatch) -> None:

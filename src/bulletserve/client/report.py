@@ -78,7 +78,7 @@ def find_goodput(results: Sequence[RateResult]) -> Estimate | str:
         one.run.rate: one for one in results if not (isinf(one.run.rate) or one.run.interrupted or one.server_gone)
     }
     curve = {rate: met([o.answer for o in one.scored], one.slo) for rate, one in usable.items()}
-    return estimate_or_why([curve], min((one.total for one in usable.values()), default=0))
+    return estimate_or_why({"": curve}, min((one.total for one in usable.values()), default=0))
 
 
 def words(slo: Slo) -> str:

@@ -10,7 +10,15 @@ from rich.console import Console
 
 from bulletserve.calibration_run import gpu_uuid
 from bulletserve.commands.compare_requests import add_request_arguments, named_workload, requests_of
-from bulletserve.commands.compare_tables import LEGEND, Column, figure_table, goodput_lines, goodput_table, metrics_of
+from bulletserve.commands.compare_tables import (
+    LEGEND,
+    Column,
+    figure_table,
+    goodput_lines,
+    goodput_table,
+    left_out,
+    metrics_of,
+)
 from bulletserve.commands.gpu_report import driver_version
 from bulletserve.commands.numbers import number, rate_each, rates
 from bulletserve.commands.options import add_engine_arguments, engine_config
@@ -18,11 +26,12 @@ from bulletserve.commands.outputs import check_outputs
 from bulletserve.commands.screen import wide_console
 from bulletserve.commands.targets import add_target_arguments, named_targets
 from bulletserve.comparison.campaign import Found, around_goodput, at_rates
+from bulletserve.comparison.folder_lock import held
 from bulletserve.comparison.measured import Measured
 from bulletserve.comparison.measuring import Measuring
-from bulletserve.comparison.run_folder import RunFolder
+from bulletserve.comparison.run_folder import RunFolder, rate_text
 from bulletserve.compose import Engine, build_engine
-from bulletserve.core.errors import ConfigError
+from bulletserve.core.errors import ConfigError, PolicyError
 from bulletserve.core.slo import Slo
 from bulletserve.engine.load import choose_device
 from bulletserve.profiling.meter import Meter
@@ -80,9 +89,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the tables."""
+    """Print the tables, alone in the folders that are written to."""
     began_s = time.monotonic()
     _check(options)
+    with held(folder for folder in (options.runs, options.record) if folder is not None):
+        return _compare(options, began_s)
+
+
+def _compare(options: argparse.Namespace, began_s: float) -> int:
     workload = named_workload(options)
     slo = named_targets(options, "" if workload is None else workload.name)
     searching = options.goodput or options.around is not None
@@ -114,8 +128,12 @@ def run(options: argparse.Namespace) -> int:
     _show(console, options, measuring, found, slo, searching)
     _tell(console, measuring, found)
     _write(options, measuring, found, slo)
+    if len(measuring.failed) > 1:
+        raise PolicyError("; ".join(f"{policy}: {error}" for policy, error in measuring.failed.items()))
     for error in measuring.failed.values():
         raise error
+    if measuring.unwritten:
+        return 1
     return INCOMPLETE if found.left else 0
 
 
@@ -140,8 +158,6 @@ def _check(options: argparse.Namespace) -> None:
 def _measuring(
     options: argparse.Namespace, workload: Workload | None, slo: Slo | None, engine: Engine, began_s: float
 ) -> Measuring:
-    if options.record is not None:
-        options.record.mkdir(parents=True, exist_ok=True)
     on_gpu = choose_device(options.device) == "cuda"
     meter = Meter(uuid=gpu_uuid()) if on_gpu else None
     hardware: dict[str, str | int] = {"device": engine.info.device}
@@ -158,6 +174,7 @@ def _measuring(
         record=options.record,
         meter=None if meter is None or meter.why_not else meter,
         until_s=inf if options.time_limit is None else began_s + options.time_limit,
+        limit_s=options.time_limit or inf,
     )
 
 
@@ -185,7 +202,7 @@ def _about(workload: Workload | None, measuring: Measuring, slo: Slo | None) -> 
 def _line(one: Measured, slo: Slo | None) -> str:
     met = "" if slo is None else f"{one.met(slo).mean():.1%} met, "
     told = f"{one.figures.get('tok_s', 0.0):.0f} tokens/s, {one.figures['window_s']:.0f} s"
-    return f"{one.policy} at {one.rate:.4g} req/s: {met}{told}"
+    return f"{one.policy} at {one.rate:.6g} req/s: {met}{told}"
 
 
 def _show(
@@ -198,6 +215,7 @@ def _show(
                 console.print(figure_table(policy, columns, slo))
     else:
         count, rounds = measuring.requests.count, options.rounds
+        with_ratios = False
         all_rates = sorted({one.rate for runs in found.runs.values() for one in runs})
         for rate in all_rates:
             arms = {policy: found.rounds(policy, rate) for policy in options.policies}
@@ -205,11 +223,13 @@ def _show(
                 policy: sorted(runs, key=lambda one: one.round) for policy, runs in arms.items() if len(runs) == rounds
             }
             base = whole.get(options.policies[0], [])
-            title = f"{count} requests" + (f" at {rate:.4g} a second" if len(all_rates) > 1 else "")
+            with_ratios = with_ratios or bool(base)
+            title = f"{count} requests" + (f" at {rate_text(rate)} a second" if len(all_rates) > 1 else "")
             title += f", median of {rounds} rounds" if rounds > 1 else ", one round"
             if whole:
                 console.print(figure_table(title, [Column(policy, runs, base) for policy, runs in whole.items()], slo))
-        console.print(f"Ratios are to {options.policies[0]}; more is better for tokens/s, less for all the times.")
+        if with_ratios:
+            console.print(f"Ratios are to {options.policies[0]}; more is better for tokens/s, less for all the times.")
         info = measuring.engine.info
         if info.dtype == "bfloat16":
             remedy = "; --dtype float32 shows none" if info.device.startswith("CPU") else ""
@@ -217,9 +237,13 @@ def _show(
     console.print(LEGEND, soft_wrap=True)
     if slo is not None and _has_goodput(found):
         lines = goodput_lines(found.runs, slo, measuring.requests.count)
-        told = f"goodput, targets {slo.describe()}; ratios to {options.policies[0]}, paired over the same requests"
+        told = f"goodput, targets {slo.describe()}"
+        if any(against is not None for _, against in lines.values()):
+            told += f"; ratios to {options.policies[0]}, paired over the same requests"
         console.print(told, markup=False, soft_wrap=True)
         console.print(goodput_table(lines))
+        for line in left_out(found.runs):
+            console.print(line, markup=False, soft_wrap=True)
 
 
 def _has_goodput(found: Found) -> bool:
@@ -228,7 +252,7 @@ def _has_goodput(found: Found) -> bool:
 
 
 def _tell(console: Console, measuring: Measuring, found: Found) -> None:
-    told = list(measuring.told) if measuring.folder is None else [*measuring.told, *measuring.folder.told]
+    told = measuring.unwritten if measuring.folder is None else [*measuring.unwritten, *measuring.folder.told]
     for line in dict.fromkeys(told):
         console.print(line, markup=False, soft_wrap=True)
     if found.left:

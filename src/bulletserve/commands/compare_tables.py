@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from rich.table import Table
 
 from bulletserve.comparison.measured import Measured
-from bulletserve.comparison.outcome import FIGURES, goodput_of, goodput_ratio, medians, paired_ratios, same_answers
+from bulletserve.comparison.outcome import (
+    FIGURES,
+    goodput_of,
+    goodput_ratio,
+    incomplete_rounds,
+    medians,
+    paired_ratios,
+    same_answers,
+)
 from bulletserve.comparison.run_folder import RunName
 from bulletserve.core.slo import Slo
 from bulletserve.telemetry.goodput import Estimate
@@ -78,6 +86,15 @@ def goodput_lines(
         policy: (value, goodput_ratio(runs[policy], runs[base], slo) if policy in both and policy != base else None)
         for policy, value in found.items()
     }
+
+
+def left_out(runs: Mapping[str, Sequence[Measured]]) -> list[str]:
+    """In words, the rounds that goodput leaves out as they lack rates."""
+    return [
+        f"{policy}: round {number + 1} is left out of goodput, it has no run at {', '.join(map(str, lacks))} req/s"
+        for policy, of_arm in runs.items()
+        for number, lacks in incomplete_rounds(of_arm).items()
+    ]
 
 
 def goodput_table(lines: Mapping[str, tuple[Estimate | str, Estimate | None]]) -> Table:

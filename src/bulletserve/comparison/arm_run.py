@@ -35,8 +35,8 @@ _LEAD_S = 0.05  # from when all is ready to the moment that counts as the list's
 _LOOK_S = 0.05  # at the energy counter: it need not be found to the millisecond, and the loop wants the GIL
 _DRAIN_S = 60.0
 
-Record = Callable[[Loop], Recorder]
-"""Makes what writes a run down."""
+Record = Callable[[Loop], Recorder | None]
+"""Makes what writes a run down; None where that cannot be."""
 
 
 class OutOfTime(Exception):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from bulletserve.comparison.arm_run import OutOfTime
 from bulletserve.comparison.measured import Measured
 from bulletserve.comparison.measuring import Measuring
+from bulletserve.comparison.run_folder import rate_text
 from bulletserve.core.errors import PolicyError
 from bulletserve.simulator.goodput_search import bracket, place_of, rate_at, search
 from bulletserve.telemetry.goodput import Met
@@ -39,7 +40,9 @@ def at_rates(measuring: Measuring, policies: Sequence[str], rates: Sequence[floa
                 try:
                     found.runs[policy].append(measuring.measured(policy, rate, number))
                 except OutOfTime:
-                    found.left.append(f"{policy} at {rate:.4g} req/s" + (f", round {number + 1}" if number else ""))
+                    found.left.append(
+                        f"{policy} at {rate_text(rate)} req/s" + (f", round {number + 1}" if number else "")
+                    )
                 except PolicyError:
                     continue
     return found

@@ -5,14 +5,15 @@ from start to start, and decides nothing before the cache is full.
 """
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 
-from bulletserve.calibrations import shape_hash
 from bulletserve.code_digest import ENGINE, code_digest
 from bulletserve.comparison import arm_run
 from bulletserve.compose import Engine
 from bulletserve.core.slo import Slo
+from bulletserve.formats.description import Weights
 from bulletserve.results import ENGINE_PACKAGES, versions_of
 from bulletserve.scheduler.policies import make_policy
 from bulletserve.simulator.experiment import ignores_targets
@@ -30,8 +31,9 @@ def fingerprint(engine: Engine, policy: str, requests: str, slo: Slo) -> dict[st
     packages = versions_of(ENGINE_PACKAGES)
     return {
         "model": engine.info.model_name,
-        "shape": shape_hash(engine.checkpoint.shape),
+        "shape": _digest(sorted(asdict(engine.checkpoint.shape).items())),
         "weights": config.load_format,
+        "weight files": _files(engine.checkpoint.weights),
         "dtype": engine.info.dtype,
         "device": engine.info.device,
         "partitions": " ".join(f"{one.prefill_sms}+{one.decode_sms}" for one in limits.lattice.partitions),
@@ -48,6 +50,13 @@ def fingerprint(engine: Engine, policy: str, requests: str, slo: Slo) -> dict[st
 
 def digest_of(requests: Sequence[RequestLengths]) -> str:
     """Of a list: its arrivals at one a second and its lengths."""
-    return sha256(
-        repr([(one.arrival_s, one.prompt_tokens, one.output_tokens) for one in requests]).encode()
-    ).hexdigest()[:12]
+    return _digest([(one.arrival_s, one.prompt_tokens, one.output_tokens) for one in requests])
+
+
+def _digest(plain: object) -> str:
+    return sha256(repr(plain).encode()).hexdigest()[:12]
+
+
+def _files(weights: Weights | None) -> str:
+    """Names and sizes."""
+    return ", ".join(f"{path.name} {path.stat().st_size}" for path in weights.paths()) if weights else "none"

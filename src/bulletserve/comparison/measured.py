@@ -20,6 +20,9 @@ from bulletserve.telemetry.latency import Answer, requests_per_s, summarise, wit
 from bulletserve.telemetry.metric_keys import summary_metrics
 
 COLUMNS = "prompt_tokens, output_tokens, ttft_ms, tpot_ms, finish, answer"
+ALWAYS = frozenset({"both_lanes_x", "preemptions_n", "refused_n", "window_s"})
+"""Figures that every run has."""
+
 _NONE = "-"
 
 
@@ -83,18 +86,29 @@ class Measured:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> "Measured":
-        """Of a whole document. Raises `ValueError`, `KeyError` or `TypeError` for one that is none."""
+        """Of a whole document. Raises `ValueError` or another of the common errors of Python for one that is none."""
         run, scored = document["run"], document["scored"]
         if scored["columns"] != COLUMNS:
             raise ValueError(f"columns {scored['columns']!r}")
+        figures = _numbers(document["metrics"])
+        if lacks := ALWAYS - figures.keys():
+            raise ValueError(f"metrics without {', '.join(sorted(lacks))}")
         return cls(
             str(run["policy"]),
             float(run["rate_req_s"]),
             int(run["round"]),
-            {str(name): float(value) for name, value in document["metrics"].items()},
-            {str(name): float(share) for name, share in document["partitions"].items()},
+            figures,
+            _numbers(document["partitions"]),
             tuple(map(Scored.from_line, scored["lines"])),
         )
+
+
+def _numbers(plain: Mapping[str, Any]) -> dict[str, float]:
+    """By name, all finite. Raises `ValueError`."""
+    found = {str(name): float(value) for name, value in plain.items()}
+    if not all(map(isfinite, found.values())):
+        raise ValueError("a number that is not finite")
+    return found
 
 
 def measured(run: ArmRun, rate: float, number: int, scored: Sequence[int]) -> Measured:

@@ -51,23 +51,34 @@ def same_answers(rounds: Sequence[Measured], base: Sequence[Measured]) -> float:
     return sum(a == b for a, b in pairs) / len(pairs)
 
 
-def curves_of(runs: Iterable[Measured], slo: Slo) -> list[Curve]:
-    """One arm's curve of each round."""
+def curves_of(runs: Iterable[Measured], slo: Slo) -> dict[int, Curve]:
+    """One arm's curve of each round that has every rate that was run, by the round's number."""
     found: dict[int, dict[float, Met]] = {}
     for one in runs:
         found.setdefault(one.round, {})[one.rate] = one.met(slo)
-    return list(found.values())
+    whole = len({rate for curve in found.values() for rate in curve})
+    return {number: found[number] for number in sorted(found) if len(found[number]) == whole}
+
+
+def incomplete_rounds(runs: Iterable[Measured]) -> dict[int, list[float]]:
+    """One arm's rounds that goodput leaves out, by number, each with the rates that it lacks."""
+    found: dict[int, set[float]] = {}
+    for one in runs:
+        found.setdefault(one.round, set()).add(one.rate)
+    rates = {rate for of_round in found.values() for rate in of_round}
+    return {number: sorted(rates - found[number]) for number in sorted(found) if rates - found[number]}
 
 
 def goodput_of(runs: Sequence[Measured], slo: Slo, requests: int) -> Estimate | str:
     """One arm's, of a list of so many requests, or why its runs do not tell it."""
-    return estimate_or_why(curves_of(runs, slo), requests)
+    return estimate_or_why({f"round {number + 1}": curve for number, curve in curves_of(runs, slo).items()}, requests)
 
 
 def goodput_ratio(runs: Sequence[Measured], base: Sequence[Measured], slo: Slo) -> Estimate | None:
-    """Of two arms with a goodput, over the same requests; None where they have not the same rounds yet."""
+    """Of two arms with a goodput, over the same requests of the rounds that both have; None where they share none."""
     ours, theirs = curves_of(runs, slo), curves_of(base, slo)
-    return ratio(ours, theirs) if len(ours) == len(theirs) else None
+    both = [number for number in ours if number in theirs]
+    return ratio([ours[number] for number in both], [theirs[number] for number in both]) if both else None
 
 
 def _over(one: float | None, other: float | None) -> float:

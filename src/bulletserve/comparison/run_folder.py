@@ -11,10 +11,17 @@ from hashlib import sha256
 from pathlib import Path
 
 from bulletserve.comparison.measured import Measured
-from bulletserve.core.errors import ConfigError
 from bulletserve.core.json_text import parse_json
 from bulletserve.results import write_result
 from bulletserve.telemetry.metric_keys import key_part
+
+UNREADABLE = (OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError)
+"""What reading a document raises that is none of ours."""
+
+
+def rate_text(rate: float) -> str:
+    """A rate in the fewest digits that no other rate has: two of them must not share a key or a title."""
+    return repr(float(rate)).removesuffix(".0")
 
 
 @dataclass(frozen=True)
@@ -32,7 +39,7 @@ class RunName:
         """As the beginning of a file's name, and of the names of figures."""
         again = f"_round{self.round + 1}" if self.round else ""
         seed = f"_seed{self.seed}" if self.seed else ""
-        return f"{key_part(self.workload)}_{key_part(self.policy)}_at_{key_part(f'{self.rate:.4g}')}{seed}{again}"
+        return f"{key_part(self.workload)}_{key_part(self.policy)}_at_{key_part(rate_text(self.rate))}{seed}{again}"
 
     def file_name(self, fingerprint: Mapping[str, str], suffix: str = ".json") -> str:
         """Of the run with that fingerprint; with another suffix, of what belongs to it."""
@@ -48,21 +55,37 @@ class RunFolder:
         self._hardware = hardware
         self.told: list[str] = []
 
-    def find(self, name: RunName, fingerprint: Mapping[str, str]) -> Measured | None:
-        """The run, if it is there. Raises `ConfigError` for a file that is damaged."""
+    def find(self, name: RunName, fingerprint: Mapping[str, str], scored: int) -> Measured | None:
+        """The run, of so many `scored` requests, if it is there. A file whose content is not what its name says is
+        told and passed over."""
         path = self.path / name.file_name(fingerprint)
         if not path.exists():
             self._tell_others(name, fingerprint)
             return None
         try:
-            return Measured.from_json(parse_json(path.read_text()))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{path} is no run that can be read ({error!r}): remove it to run it again") from None
+            document = parse_json(path.read_text())
+            kept = Measured.from_json(document)
+            wrong = [
+                part
+                for part, same in {
+                    "run": document["run"] == _run_of(name),
+                    "fingerprint": document["fingerprint"] == dict(fingerprint),
+                    f"number of scored requests ({len(kept.scored)}, not {scored})": len(kept.scored) == scored,
+                }.items()
+                if not same
+            ]
+        except UNREADABLE as error:
+            wrong = [f"content ({type(error).__name__}: {error})"]
+            kept = None
+        if kept is not None and not wrong:
+            return kept
+        self.told.append(f"{path.name} is not what its name says, by its {', '.join(wrong)}: it was passed over")
+        return None
 
     def keep(self, name: RunName, fingerprint: Mapping[str, str], run: Measured) -> None:
         """Write it down, whole."""
         more = run.to_json() | {"fingerprint": dict(fingerprint)}
-        more["run"] |= {"workload": name.workload, "seed": name.seed}
+        more["run"] = _run_of(name)
         write_result(self.path / name.file_name(fingerprint), name.stem, run.figures, self._hardware, **more)
 
     def _tell_others(self, name: RunName, fingerprint: Mapping[str, str]) -> None:
@@ -71,6 +94,16 @@ class RunFolder:
             try:
                 theirs = parse_json(path.read_text())["fingerprint"]
                 differs = [key for key in fingerprint if theirs.get(key) != fingerprint[key]]
-            except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            except UNREADABLE:
                 differs = ["all, as it cannot be read"]
             self.told.append(f"{path.name} is not used: other {', '.join(differs) or 'rate'}")
+
+
+def _run_of(name: RunName) -> dict[str, str | float]:
+    return {
+        "policy": name.policy,
+        "rate_req_s": name.rate,
+        "round": name.round,
+        "workload": name.workload,
+        "seed": name.seed,
+    }

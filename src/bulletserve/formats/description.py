@@ -4,7 +4,7 @@ Knows nothing about file formats. A `Checkpoint` holds no weights and no open fi
 process, and `tensors` opens the files anew wherever it is called.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -41,6 +41,10 @@ class Weights(Protocol):
 
     def tensors(self) -> Iterator[StoredTensor]:
         """Open the files and describe each tensor in them."""
+        ...
+
+    def paths(self) -> Sequence[Path]:
+        """The files themselves."""
         ...
 
 

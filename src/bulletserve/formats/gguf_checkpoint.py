@@ -7,7 +7,7 @@ head for the architecture "llama"; they are put back here. Qwen's are left alone
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -63,6 +63,10 @@ class GgufWeights:
 
     path: Path
     shape: ModelShape
+
+    def paths(self) -> Sequence[Path]:
+        """The one file."""
+        return (self.path,)
 
     def tensors(self) -> Iterator[StoredTensor]:
         """Every tensor of the decoder, with Hugging Face's name and order of rows."""

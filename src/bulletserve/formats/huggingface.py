@@ -5,7 +5,7 @@ is the one file it cannot do without, weights are `model.safetensors` or the sha
 `model.safetensors.index.json` lists.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -54,6 +54,10 @@ class SafetensorsWeights:
     """The tensors of a folder: each file with the names it is read for, None for all it has."""
 
     files: tuple[tuple[Path, frozenset[str] | None], ...]
+
+    def paths(self) -> Sequence[Path]:
+        """All files that are read."""
+        return tuple(path for path, _ in self.files)
 
     def tensors(self) -> Iterator[StoredTensor]:
         """Every tensor, file by file."""

@@ -128,21 +128,36 @@ def estimate(curves: Sequence[Curve], seed: int = 0) -> Estimate:
     return Estimate(value, *_interval(drawn))
 
 
-def estimate_or_why(curves: Sequence[Curve], requests: int) -> Estimate | str:
-    """Goodput of a list of so many requests over seeds, or in words why the rates that were run do not tell it."""
-    rates = [rate for curve in curves for rate in curve]
-    if len(set(rates)) < 2:
-        return "goodput needs whole runs at two rates or more"
+def estimate_or_why(curves: Mapping[str, Curve], requests: int) -> Estimate | str:
+    """Goodput of a list of so many requests over seeds or rounds, by what they are called; or in words why the rates
+    that were run do not tell it: every curve has to have its own crossing between two of them."""
+    if all(len(curve) < 2 for curve in curves.values()):
+        return _TOO_FEW
     try:
         scored(requests)
-        found = estimate(curves)
+        missing = {name: _why_none(curve) for name, curve in curves.items()}
     except ConfigError as error:
         return str(error)
-    if found.value >= max(rates):
-        return f"goodput is {max(rates):.4g} req/s or more: attainment is 90 % or above at every rate that was run"
-    if not found.value:
-        return f"goodput is below {min(rates):.4g} req/s: attainment is below 90 % at every rate that was run"
-    return found
+    told = [why if len(curves) == 1 else f"{name}: {why}" for name, why in missing.items() if why]
+    return "; ".join(told) if told else estimate(list(curves.values()))
+
+
+_TOO_FEW = "goodput needs whole runs at two rates or more"
+
+
+def _why_none(curve: Curve) -> str:
+    """Why this curve has no crossing, and where to look for it; "" if it has one. Raises `ConfigError` as `goodput`."""
+    if len(curve) < 2:
+        return _TOO_FEW
+    found, lowest, highest = goodput(curve), min(curve), max(curve)
+    if not found:
+        return f"goodput is below {lowest:.4g} req/s: attainment there is below 90 %, run lower rates"
+    if float(curve[highest].mean()) >= ATTAINED and found >= highest:
+        return (
+            f"goodput is {highest:.4g} req/s or more: attainment is 90 % or above at every rate that was run, "
+            "run higher rates"
+        )
+    return ""
 
 
 def ratio(ours: Sequence[Curve], theirs: Sequence[Curve], seed: int = 0) -> Estimate | None:
