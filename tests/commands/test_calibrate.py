@@ -118,6 +118,8 @@ def test_the_packaged_model_quickly_with_a_report(tmp_path: Path, capsys: pytest
         (["--time-limit", "0"], "--time-limit must be a number of seconds above 0"),
         (["--from", "absent.json", "--report", "r"], "cannot read a calibration from absent.json"),
         (["--out", "nowhere/x.json"], "there is no folder nowhere"),
+        (["--out", "x.samples.json"], "is for samples: name the calibration otherwise"),
+        (["--from", "a.samples.json", "--out", "a.samples.json"], "is for samples: name the calibration otherwise"),
         (["--out", "."], "that is a folder, name a file"),
         (["--report", "a_file"], "that is a file, name a folder"),
         (["no/such/model.gguf"], "no such file or folder"),

@@ -143,6 +143,8 @@ def _check(options: argparse.Namespace) -> None:
             raise ConfigError(f"--from a calibration is for --report FOLDER; to fit again name its *{SAMPLES_SUFFIX}")
         if options.model or options.quick or options.time_limit or (options.out and not _is_samples(options.source)):
             raise ConfigError("--from measures nothing: leave MODEL, --quick, --time-limit (and --out to draw) out")
+    if options.out is not None and _is_samples(options.out):
+        raise ConfigError(f"--out {options.out}: *{SAMPLES_SUFFIX} is for samples: name the calibration otherwise")
     if options.time_limit is not None and not 0 < options.time_limit < 1e6:
         raise ConfigError(f"--time-limit must be a number of seconds above 0, not {options.time_limit:g}")
     check_outputs({"--out": options.out}, options.report)
