@@ -76,6 +76,7 @@ def run(options: argparse.Namespace) -> int:
     if options.source is not None:
         measured = load_measurements(options.source)
         path = options.out or calibration_path(options.source)
+        check_outputs({"without --out, the file": path})
     else:
         config = engine_config(options, _ENGINE_POLICY)
         device_kind = choose_device(config.device)
@@ -147,7 +148,15 @@ def _check(options: argparse.Namespace) -> None:
         raise ConfigError(f"--out {options.out}: *{SAMPLES_SUFFIX} is for samples: name the calibration otherwise")
     if options.time_limit is not None and not 0 < options.time_limit < 1e6:
         raise ConfigError(f"--time-limit must be a number of seconds above 0, not {options.time_limit:g}")
-    check_outputs({"--out": options.out}, options.report)
+    measures = options.source is None
+    check_outputs(_files("--out", options.out, measures=measures), options.report)
+
+
+def _files(flag: str, out: Path | None, *, measures: bool) -> dict[str, Path | None]:
+    """What is written to end in the calibration `out`, by what it is called; `measures`: its samples too."""
+    if out is None or not measures:
+        return {flag: out}
+    return {flag: out, f"{flag}, its samples": samples_path(out), f"{flag}, samples so far": partial_path(out)}
 
 
 def _is_samples(path: Path) -> bool:
@@ -172,7 +181,7 @@ def _measure(
         total_sms = engine.limits.lattice.total_sms
         path = out or default_path(device_name(device_kind), total_sms, engine.checkpoint.shape, engine.info.dtype)
         if out is None:
-            check_outputs({"without --out, the file": path}, make=True)
+            check_outputs(_files("without --out, the file", path, measures=True), make=True)
         began_s = time.monotonic()
         gc.collect()
         gc.freeze()  # as the engine process does
