@@ -80,7 +80,7 @@ def test_a_tiny_model_is_measured_fitted_and_written_where_serve_looks(
     origin = calibration.provenance
     assert (calibration.device, calibration.total_sms) == (cpu_name(), usable_cores())
     assert origin.samples == len(measured.fit) and origin.source == "measured" and origin.torch and origin.commit
-    assert origin.shape == measured.shape == shape
+    assert origin.shape == measured.shape == shape and measured.cut_short == ""
     assert calibration.parameters.graph_tokens > 8192, "no step on a CPU waits for a host that launches it"
     assert set(origin.holdout_errors) <= set(GROUPS) and origin.holdout_errors["decode alone"]["count"] == 2
     text = capsys.readouterr().out
@@ -168,7 +168,7 @@ def test_without_matplotlib_a_report_is_refused_at_once(
 
 
 def test_ctrl_c_keeps_what_was_measured_and_ends_the_lanes(
-    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     closed: list[bool] = []
     build = calibrate.build_engine
@@ -195,6 +195,27 @@ def test_ctrl_c_keeps_what_was_measured_and_ends_the_lanes(
     assert {path.name for path in tmp_path.iterdir()} == {"config.json", "x.partial.samples.json"}
     kept = load_measurements(tmp_path / "x.partial.samples.json")
     assert 0 < len(kept.fit + kept.held_out) <= 8, "what was measured is not lost"
+    assert kept.cut_short.startswith("stopped after 3 of "), "the first run warms up, the fifth was broken off"
+    assert f"bullet calibrate --from {tmp_path / 'x.partial.samples.json'}\n" in capsys.readouterr().out
+
+
+def test_a_calibration_of_a_part_says_so_and_comes_after_those_of_whole_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    whole = h200()
+    part = calibration_run.replace(
+        whole, cut_short="stopped after 3 of 9 runs", device={**whole.device, "date": "2026-11-29", "note": "by hand"}
+    )
+    path = default_path("NVIDIA H200", 132, LLAMA, "")
+    calibration_run.fit_measured(part).save(path.with_suffix(".partial.json"))
+    found = find_calibration("NVIDIA H200", 132, LLAMA, "")
+    assert found.calibration is not None
+    assert found.calibration.provenance.note == "by hand; not all was measured: stopped after 3 of 9 runs"
+    assert "not all was measured: stopped after 3 of 9 runs" in found.source
+    calibration_run.fit_measured(whole).save(path)
+    found = find_calibration("NVIDIA H200", 132, LLAMA, "")
+    assert f"({path})" in found.source and "not all" not in found.source
 
 
 def test_points_without_a_figure_are_told_unless_they_are_many(

@@ -6,8 +6,11 @@ Ctrl-C, to a file of its own; `--from` fits it again anywhere. Every file is the
 
 import argparse
 import gc
+import shlex
 import signal
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +27,7 @@ from bulletserve.compose import build_engine
 from bulletserve.core.config import EngineConfig
 from bulletserve.core.errors import ConfigError
 from bulletserve.engine.load import choose_device
-from bulletserve.estimator.calibration import Calibration, load
+from bulletserve.estimator.calibration import NOT_ALL, Calibration, load
 from bulletserve.estimator.errors import GROUPS
 from bulletserve.machine import device_name
 from bulletserve.measurements import Measurements, load_measurements
@@ -93,7 +96,7 @@ def _conclude(console: Console, measured: Measurements, path: Path, report: Path
     for what, why in measured.skipped:
         console.print(f"no figure for {what}: {why}", markup=False, soft_wrap=True)
     if measured.cut_short:
-        console.print(f"not all was measured: {measured.cut_short}", markup=False, soft_wrap=True)
+        console.print(f"{NOT_ALL}: {measured.cut_short}", markup=False, soft_wrap=True)
     check_enough(measured)
     with console.status("fitting"):
         calibration, errors = fit_and_judge(measured)
@@ -154,7 +157,7 @@ def _check(options: argparse.Namespace) -> None:
 
 def _files(flag: str, out: Path | None, *, measures: bool) -> dict[str, Path | None]:
     """What is written to end in the calibration `out`, by what it is called; `measures`: its samples too."""
-    if out is None or not measures:
+    if out is None or not out.name or not measures:  # "." has no neighbours, and is refused
         return {flag: out}
     return {flag: out, f"{flag}, its samples": samples_path(out), f"{flag}, samples so far": partial_path(out)}
 
@@ -199,9 +202,11 @@ def _measure(
 
 
 def _watched(console: Console, plan: CalibrationPlan, until_s: float, partial: Path) -> Measurements:
-    """Measure, with a bar; what there is so far goes to `partial`."""
+    """Measure, with a bar; what there is so far goes to `partial`, and whoever breaks it off is told."""
+    is_kept = False
     columns = (BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
-    with Progress(*columns, console=console, transient=True) as bar:
+    bar = Progress(*columns, console=console, transient=True)
+    with _told_if_broken_off(console, partial, lambda: is_kept), bar:
         task = bar.add_task("warming up", total=plan.runs)
         begun = 0
 
@@ -211,10 +216,24 @@ def _watched(console: Console, plan: CalibrationPlan, until_s: float, partial: P
             begun += 1
 
         def kept(measured: Measurements) -> None:
+            nonlocal is_kept
             if measured.fitted:
                 measured.save(partial)
+                is_kept = True
 
         return measure(plan, lambda point: told(point.describe()), until_s=until_s, kept=kept)
+
+
+@contextmanager
+def _told_if_broken_off(console: Console, partial: Path, is_kept: Callable[[], bool]) -> Iterator[None]:
+    """Say where the samples of this run are when it does not end by itself."""
+    try:
+        yield
+    except BaseException:
+        if is_kept():
+            fix = shlex.join(["bullet", "calibrate", "--from", str(partial)])
+            console.print(f"{NOT_ALL}; what was is in {partial}: {fix}", markup=False, soft_wrap=True)
+        raise
 
 
 def _draw(console: Console, folder: Path, calibration: Calibration, measured: Measurements) -> None:

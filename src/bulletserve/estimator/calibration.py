@@ -22,6 +22,9 @@ from bulletserve.estimator.parameters import Parameters
 FORMAT = 2
 """1 had constants of contention that meant something else."""
 
+NOT_ALL = "not all was measured"
+"""What the note of a calibration says whose samples are of a run that was cut short, followed by why."""
+
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
@@ -42,6 +45,11 @@ class Provenance:
     dtype: str = ""
     note: str = ""
     holdout_errors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all was measured that was planned."""
+        return NOT_ALL not in self.note
 
 
 @dataclass(frozen=True, slots=True)
