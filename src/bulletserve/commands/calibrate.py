@@ -21,7 +21,7 @@ from rich.table import Table
 from bulletserve.calibration_run import CalibrationPlan, Errors, check_enough, fit_and_judge, make_plan, measure
 from bulletserve.calibrations import SAMPLES_SUFFIX, calibration_path, default_path, partial_path, samples_path
 from bulletserve.commands.numbers import number
-from bulletserve.commands.options import add_engine_arguments, engine_config
+from bulletserve.commands.options import add_engine_arguments, engine_config, engine_flags_given
 from bulletserve.commands.outputs import check_outputs
 from bulletserve.compose import build_engine
 from bulletserve.core.config import EngineConfig
@@ -145,8 +145,11 @@ def _check(options: argparse.Namespace) -> None:
     if options.source is not None:
         if options.report is None and not _is_samples(options.source):
             raise ConfigError(f"--from a calibration is for --report FOLDER; to fit again name its *{SAMPLES_SUFFIX}")
-        if options.model or options.quick or options.time_limit or (options.out and not _is_samples(options.source)):
-            raise ConfigError("--from measures nothing: leave MODEL, --quick, --time-limit (and --out to draw) out")
+        out = options.out is not None and not _is_samples(options.source)
+        given = {"--quick": options.quick, "--time-limit": options.time_limit is not None, "--out": out}
+        wrong = engine_flags_given(options) + [flag for flag, is_given in given.items() if is_given]
+        if wrong:
+            raise ConfigError(f"--from {options.source} measures nothing: leave {', '.join(wrong)} out")
     if options.out is not None and _is_samples(options.out):
         raise ConfigError(f"--out {options.out}: *{SAMPLES_SUFFIX} is for samples: name the calibration otherwise")
     if options.time_limit is not None and not 0 < options.time_limit < 1e6:
