@@ -78,6 +78,9 @@ class Queue:
     def __len__(self) -> int:
         return len(self.in_time) + len(self.late)
 
+    def __contains__(self, request_id: int) -> bool:
+        return request_id in self.in_time or request_id in self.late
+
     @property
     def tokens(self) -> int:
         """Prompt tokens of all who wait."""
