@@ -78,9 +78,6 @@ class Queue:
     def __len__(self) -> int:
         return len(self.in_time) + len(self.late)
 
-    def __contains__(self, request_id: int) -> bool:
-        return request_id in self.in_time or request_id in self.late
-
     @property
     def tokens(self) -> int:
         """Prompt tokens of all who wait."""
@@ -95,6 +92,12 @@ class Queue:
     def remove(self, request_id: int) -> None:
         """Take an entry out. Raises `KeyError` when it is not there."""
         (self.in_time if request_id in self.in_time else self.late).remove(request_id)
+
+    def discard(self, request_id: int) -> None:
+        """Take an entry out if it is there: it is not where a forecast failed as the request was to be queued."""
+        for line in (self.in_time, self.late):
+            if request_id in line:
+                line.remove(request_id)
 
     def divide(self, now_s: float) -> None:
         """Whose target is lost goes to the late."""
