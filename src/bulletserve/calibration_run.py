@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from bulletserve.commands.gpu_report import driver_version, installed
 from bulletserve.core.errors import ConfigError, EngineError
 from bulletserve.core.samples import Sample
-from bulletserve.estimator.calibration import Calibration
+from bulletserve.estimator.calibration import NOT_ALL, Calibration
 from bulletserve.estimator.errors import Predictor, by_group, exact
 from bulletserve.machine import code_commit, device_name
 from bulletserve.measurements import Measurements
@@ -138,7 +138,7 @@ class _Measuring:
         self._found: dict[Point, Samples] = {}
         self._failed: dict[Point, str] = {}
         self._took: dict[Point, list[float]] = {}
-        self._cut_short = ""
+        self._cut_short = "stopped before the first run"
 
     def run(self, told: Callable[[Point], None], until_s: float, kept: Callable[[Measurements], None]) -> Measurements:
         """All runs, those of power first: without them the fit would know another card."""
@@ -160,6 +160,7 @@ class _Measuring:
         kept_s = time.monotonic()
         at = 0
         while at < len(runs):
+            self._cut_short = f"stopped after {at} of {len(runs)} runs"  # of all that is given away before the end
             now_s = time.monotonic()
             if now_s > until_s:
                 self._cut_short = f"time ran out after {at} of {len(runs)} runs"
@@ -176,6 +177,7 @@ class _Measuring:
             at += 1
             if at == len(runs) and plan.scope.rounds > 1:
                 runs += [(point, plan.scope.pace) for point in points if self._is_unsteady(point)]
+        self._cut_short = ""
 
     def _one(self, point: Point, pace: Pace) -> None:
         try:
@@ -240,13 +242,19 @@ def device_facts(plan: CalibrationPlan) -> dict[str, Any]:
 
 
 def fit_measured(measured: Measurements) -> Calibration:
-    """The calibration, not judged. Raises `ConfigError` where there are too few samples."""
+    """The calibration, not judged; its note says so where not all was measured.
+
+    Raises `ConfigError` where there are too few samples.
+    """
     fitting = import_module("bulletserve.estimator.fit")  # brings scipy
     try:
         facts = fitting.DeviceFacts.checked(measured.device)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"the samples do not say of which device they are: {error}") from error
     found: Calibration = fitting.fit(measured.fitted, facts, measured.shape, measured.dtype_bytes).calibration
+    if measured.cut_short:
+        note = "; ".join(filter(None, (found.provenance.note, f"{NOT_ALL}: {measured.cut_short}")))
+        return replace(found, provenance=replace(found.provenance, note=note))
     return found
 
 

@@ -77,10 +77,11 @@ def find_calibration(device: str, total_sms: int, shape: ModelShape, dtype: str,
         fitting = list(_of_device(folder, device, total_sms, dtype))
         for path, one in fitting:
             if one.provenance.shape is not None and shape_hash(one.provenance.shape) == shape_hash(shape):
-                return Found(one, f"{whose} for this model, {one.provenance.samples} samples ({path})", own=True)
+                said = f"{whose} for this model, {one.provenance.samples} samples{_doubt(one)} ({path})"
+                return Found(one, said, own=True)
         if fitting:
             path, one = min(fitting, key=lambda found: _distance(found[1], shape))
-            return Found(one, f"{whose} with another model ({path}); for this one run: {fix}")
+            return Found(one, f"{whose} with another model{_doubt(one)} ({path}); for this one run: {fix}")
     known = datasheet(device, total_sms)
     if known is not None:
         return Found(known, f"published peaks of {device}: times may be far off; measure them with: {fix}")
@@ -88,7 +89,7 @@ def find_calibration(device: str, total_sms: int, shape: ModelShape, dtype: str,
 
 
 def _of_device(folder: Path, device: str, total_sms: int, dtype: str) -> Iterator[tuple[Path, Calibration]]:
-    """The folder's calibrations of a device with numbers of this size, newest first."""
+    """The folder's calibrations of a device with numbers of this size: of whole runs first, and newest first."""
     found: list[tuple[Path, Calibration]] = []
     for path in sorted(folder.glob("*.json")):
         if path.name.endswith(SAMPLES_SUFFIX):
@@ -100,7 +101,12 @@ def _of_device(folder: Path, device: str, total_sms: int, dtype: str) -> Iterato
             continue
         if (one.device, one.total_sms) == (device, total_sms) and _as_wide(one.provenance.dtype, dtype):
             found.append((path, one))
-    yield from sorted(found, key=lambda pair: pair[1].provenance.date, reverse=True)
+    yield from sorted(found, key=lambda pair: (pair[1].provenance.is_whole, pair[1].provenance.date), reverse=True)
+
+
+def _doubt(calibration: Calibration) -> str:
+    origin = calibration.provenance
+    return "" if origin.is_whole else f", {origin.note}"
 
 
 def _as_wide(one: str, other: str) -> bool:

@@ -16,6 +16,8 @@ from bulletserve.core.samples import Sample
 from bulletserve.core.shapes import ModelShape
 
 FORMAT = 1
+_WIDTHS = (1, 2, 4, 8)
+"""Bytes that a number of a model may take."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ def load_measurements(path: Path) -> Measurements:
         return Measurements(
             device=dict(document["device"]),
             shape=ModelShape.from_json(document["shape"]),
-            dtype_bytes=int(document["dtype_bytes"]),
+            dtype_bytes=_checked_bytes(document["dtype_bytes"]),
             fit=fit,
             held_out=held_out,
             power=power,
@@ -77,3 +79,9 @@ def load_measurements(path: Path) -> Measurements:
         raise ConfigError(f"the samples behind the calibration should lie in {path}: {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ConfigError(f"{path} holds no samples: {error!r}") from error
+
+
+def _checked_bytes(value: Any) -> int:
+    if type(value) is not int or value not in _WIDTHS:
+        raise ValueError(f"dtype_bytes is {value!r}: it must be one of {', '.join(map(str, _WIDTHS))}")
+    return value

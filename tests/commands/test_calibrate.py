@@ -80,7 +80,7 @@ def test_a_tiny_model_is_measured_fitted_and_written_where_serve_looks(
     origin = calibration.provenance
     assert (calibration.device, calibration.total_sms) == (cpu_name(), usable_cores())
     assert origin.samples == len(measured.fit) and origin.source == "measured" and origin.torch and origin.commit
-    assert origin.shape == measured.shape == shape
+    assert origin.shape == measured.shape == shape and measured.cut_short == ""
     assert calibration.parameters.graph_tokens > 8192, "no step on a CPU waits for a host that launches it"
     assert set(origin.holdout_errors) <= set(GROUPS) and origin.holdout_errors["decode alone"]["count"] == 2
     text = capsys.readouterr().out
@@ -111,13 +111,19 @@ def test_the_packaged_model_quickly_with_a_report(tmp_path: Path, capsys: pytest
     ("words", "message"),
     [
         (["--from", "x.json"], "--from a calibration is for --report FOLDER"),
-        (["model", "--from", "x.json", "--report", "r"], "leave MODEL, --quick, --time-limit"),
-        (["--from", "x.json", "--report", "r", "--out", "y.json"], "--from measures nothing"),
-        (["model", "--from", "x.samples.json"], "leave MODEL"),
+        (["model", "--from", "x.json", "--report", "r"], "--from x.json measures nothing: leave MODEL out"),
+        (["--from", "x.json", "--report", "r", "--out", "y.json"], "measures nothing: leave --out out"),
+        (["model", "--quick", "--from", "x.samples.json"], "measures nothing: leave MODEL, --quick out"),
+        (["--from", "x.samples.json", "--time-limit", "0"], "measures nothing: leave --time-limit out"),
+        (["--from", "x.samples.json", "--dtype", "float32"], "measures nothing: leave --dtype out"),
+        (["--from", "x.samples.json", "--max-num-seqs", "8", "--seed", "1"], "leave --max-num-seqs, --seed out"),
+        (["--from", "x.samples.json", "--no-enable-prefix-caching"], "leave --no-enable-prefix-caching out"),
         (["--from", "absent.samples.json"], "absent.samples.json"),
         (["--time-limit", "0"], "--time-limit must be a number of seconds above 0"),
         (["--from", "absent.json", "--report", "r"], "cannot read a calibration from absent.json"),
         (["--out", "nowhere/x.json"], "there is no folder nowhere"),
+        (["--out", "x.samples.json"], "is for samples: name the calibration otherwise"),
+        (["--from", "a.samples.json", "--out", "a.samples.json"], "is for samples: name the calibration otherwise"),
         (["--out", "."], "that is a folder, name a file"),
         (["--report", "a_file"], "that is a file, name a folder"),
         (["no/such/model.gguf"], "no such file or folder"),
@@ -166,7 +172,7 @@ def test_without_matplotlib_a_report_is_refused_at_once(
 
 
 def test_ctrl_c_keeps_what_was_measured_and_ends_the_lanes(
-    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     closed: list[bool] = []
     build = calibrate.build_engine
@@ -193,6 +199,27 @@ def test_ctrl_c_keeps_what_was_measured_and_ends_the_lanes(
     assert {path.name for path in tmp_path.iterdir()} == {"config.json", "x.partial.samples.json"}
     kept = load_measurements(tmp_path / "x.partial.samples.json")
     assert 0 < len(kept.fit + kept.held_out) <= 8, "what was measured is not lost"
+    assert kept.cut_short.startswith("stopped after 3 of "), "the first run warms up, the fifth was broken off"
+    assert f"bullet calibrate --from {tmp_path / 'x.partial.samples.json'}\n" in capsys.readouterr().out
+
+
+def test_a_calibration_of_a_part_says_so_and_comes_after_those_of_whole_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    whole = h200()
+    part = calibration_run.replace(
+        whole, cut_short="stopped after 3 of 9 runs", device={**whole.device, "date": "2026-11-29", "note": "by hand"}
+    )
+    path = default_path("NVIDIA H200", 132, LLAMA, "")
+    calibration_run.fit_measured(part).save(path.with_suffix(".partial.json"))
+    found = find_calibration("NVIDIA H200", 132, LLAMA, "")
+    assert found.calibration is not None
+    assert found.calibration.provenance.note == "by hand; not all was measured: stopped after 3 of 9 runs"
+    assert "not all was measured: stopped after 3 of 9 runs" in found.source
+    calibration_run.fit_measured(whole).save(path)
+    found = find_calibration("NVIDIA H200", 132, LLAMA, "")
+    assert f"({path})" in found.source and "not all" not in found.source
 
 
 def test_points_without_a_figure_are_told_unless_they_are_many(
@@ -335,6 +362,13 @@ def test_a_step_beside_nothing_draws_no_surface(tmp_path: Path) -> None:
         ('"seconds": 0.05', '"seconds": NaN', "NaN is no number of JSON"),
         ('"seconds": 0.05', '"seconds": -1', "nothing measured is -1.0"),
         ('"seconds": 0.05', '"seconds": 1e999', "nothing measured is inf"),
+        ('"seconds": 0.05', '"seconds": 1e300', "nothing measured is 1e+300"),
+        ('"seconds": 0.05', '"seconds": 1e-300', "nothing measured is 1e-300"),
+        ('"dtype_bytes": 2', '"dtype_bytes": 0', "dtype_bytes is 0: it must be one of"),
+        ('"dtype_bytes": 2', '"dtype_bytes": -2', "dtype_bytes is -2"),
+        ('"dtype_bytes": 2', '"dtype_bytes": 2.0', "dtype_bytes is 2.0"),
+        ('"total_sms": 132', '"total_sms": 132.5', "total_sms 132.5 and graph_tokens 512 must be whole"),
+        ('"total_sms": 132', '"graph_tokens": 1e300, "total_sms": 132', "graph_tokens 1e+300 must be whole"),
         ('"format": 1', '"format": 1, "more": ' + "[" * 100_000, "nested too deeply"),
         ('"num_layers": 32', '"num_layers": 0', "sizes of a model"),
         ('"total_sms": 132', '"total_sms": 0', "total_sms is 0"),

@@ -1,17 +1,20 @@
 """What a command is going to write is tried out before its work, in every command that writes."""
 
 import io
+import json
 import os
 from pathlib import Path
 
 import pytest
 
 from bulletserve import cli
-from bulletserve.commands import compare, serve
+from bulletserve.commands import calibrate, compare, serve
 from bulletserve.commands.outputs import check_outputs
+from bulletserve.compose import build_engine
 from bulletserve.core.errors import ConfigError
 from bulletserve.telemetry import recorder
 from bulletserve.telemetry.recorder import Recorder
+from tests.end_to_end.test_processes import CONFIG
 
 SIMULATE = ["simulate", "--calibration", "nvidia-h200", "--workload", "azure-code", "--policy", "time_sliced"]
 COMMANDS = {
@@ -45,7 +48,7 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("the work has begun")
 
     monkeypatch.setattr(compare, "build_engine", load)
-    monkeypatch.setattr("bulletserve.commands.calibrate.build_engine", load)
+    monkeypatch.setattr(calibrate, "build_engine", load)
     monkeypatch.setattr(serve._Engine, "start", load)
 
 
@@ -74,6 +77,42 @@ def test_the_default_place_of_a_calibration_is_tried_out_too(tmp_path: Path) -> 
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"Not a directory|File exists"):
         check_outputs({"--out": tmp_path / "file/folder/x"}, make=True)
+
+
+@pytest.mark.parametrize("default", [False, True])
+@pytest.mark.parametrize("name", ["x.samples.json", "x.partial.samples.json", "too long"])
+def test_the_samples_beside_a_calibration_are_tried_out_too(
+    name: str,
+    default: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Whether FILE is given or found, and where it alone could be written."""
+    out = tmp_path / ("x" * 235 if name == "too long" else "x.json")
+    if name != "too long":
+        (tmp_path / name).mkdir()
+    words = ["calibrate"]
+    if default:
+        (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+        words += [str(tmp_path / "config.json"), "--load-format", "dummy", "--device", "cpu"]
+        monkeypatch.setattr(calibrate, "build_engine", build_engine)
+        monkeypatch.setattr(calibrate, "default_path", lambda *_: out)
+        monkeypatch.setattr(calibrate, "measure", pytest.fail)
+    assert bullet(*words, *(() if default else ("--out", out))) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"bullet: {'without --out, the file' if default else '--out'}, ") and said.count("\n") == 1
+    assert not [path for path in tmp_path.iterdir() if path.is_file() and path.name != "config.json"]
+
+
+def test_where_samples_are_fitted_again_is_tried_out_before_the_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(calibrate, "load_measurements", lambda path: None)
+    monkeypatch.setattr(calibrate, "_conclude", lambda *_: pytest.fail("the work has begun"))
+    (tmp_path / "x.json").mkdir()
+    assert bullet("calibrate", "--from", tmp_path / "x.samples.json") == 1
+    assert "x.json: that is a folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("command", "flags"), [("simulate", ("--json", "--record")), ("bench", ("--json", "--jsonl"))])

@@ -6,7 +6,7 @@ import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, cast
 
 import pytest
 
@@ -16,6 +16,7 @@ from bulletserve.compose import Engine, record_to
 from bulletserve.core.errors import EngineError, PolicyError
 from bulletserve.core.launch import Launch
 from bulletserve.core.slo import Slo
+from bulletserve.forecasting import Forecasts
 from bulletserve.scheduler.replay import RecordedEngine, Replay
 from bulletserve.scheduler.state import State
 from bulletserve.telemetry.collector import Collector
@@ -61,6 +62,18 @@ def test_a_policy_that_raises_leaves_an_engine_for_the_others(engine: Engine) ->
     before = tokens(run_arm(engine, "time_sliced", prompts()))
     with pytest.raises(PolicyError, match=r"the policy raising failed: LookupError\('no such mood'\)"):
         run_arm(engine, "raising", prompts(gap_s=0.0))
+    assert tokens(run_arm(engine, "time_sliced", prompts())) == before
+
+
+def test_a_forecast_that_fails_while_requests_are_queued_is_the_error_that_is_told(engine: Engine) -> None:
+    class Broken:
+        def predict(self, *_: object) -> NoReturn:
+            raise ArithmeticError("no idea")
+
+    before = tokens(run_arm(engine, "time_sliced", prompts()))
+    broken = replace(engine, forecasts=Forecasts(cast(Any, Broken()), ""))
+    with pytest.raises(ArithmeticError, match="no idea"):
+        run_arm(broken, "time_sliced", prompts(gap_s=0.0), Slo("chat", 3.0, 0.5))
     assert tokens(run_arm(engine, "time_sliced", prompts())) == before
 
 

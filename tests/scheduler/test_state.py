@@ -1,6 +1,7 @@
 """What the state does, step by step, on examples small enough to follow by hand."""
 
 from collections.abc import Sequence
+from typing import NoReturn
 
 import pytest
 
@@ -377,6 +378,21 @@ def test_a_mixed_step_is_on_both_lanes_with_all_its_work() -> None:
     assert snapshot.prefill_lane.steps == snapshot.decode_lane.steps
     assert snapshot.decode_lane.steps[0].shape == StepShape.mixed([(6, 0)], 1, 6, 4, 2)
     assert snapshot.decode_lane.mixed
+
+
+def test_a_request_whose_forecast_failed_ends_like_any_other() -> None:
+    class Broken(Arithmetic):
+        def predict(self, *_: object) -> NoReturn:
+            raise ArithmeticError("no idea")
+
+    hands = Hands(estimator=Broken())
+    hands.arrive(0, range(5))
+    with pytest.raises(ArithmeticError, match="no idea"):
+        hands.state.apply(Arrived(Request(1, range(10), 5, 0.0, slo=Slo("chat", 3.0, 0.5))), 0.0)
+    hands.state.fail_all("the run is over")
+    assert hands.state.is_idle and hands.snapshot.waiting == ()
+    output = hands.state.take_output(0.0)
+    assert output is not None and {one.request_id for one in output.finished} == {0, 1}
 
 
 def test_who_cannot_be_in_time_any_more_is_late_by_the_forecast() -> None:

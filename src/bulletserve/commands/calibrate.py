@@ -6,8 +6,11 @@ Ctrl-C, to a file of its own; `--from` fits it again anywhere. Every file is the
 
 import argparse
 import gc
+import shlex
 import signal
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,13 +21,13 @@ from rich.table import Table
 from bulletserve.calibration_run import CalibrationPlan, Errors, check_enough, fit_and_judge, make_plan, measure
 from bulletserve.calibrations import SAMPLES_SUFFIX, calibration_path, default_path, partial_path, samples_path
 from bulletserve.commands.numbers import number
-from bulletserve.commands.options import add_engine_arguments, engine_config
+from bulletserve.commands.options import add_engine_arguments, engine_config, engine_flags_given
 from bulletserve.commands.outputs import check_outputs
 from bulletserve.compose import build_engine
 from bulletserve.core.config import EngineConfig
 from bulletserve.core.errors import ConfigError
 from bulletserve.engine.load import choose_device
-from bulletserve.estimator.calibration import Calibration, load
+from bulletserve.estimator.calibration import NOT_ALL, Calibration, load
 from bulletserve.estimator.errors import GROUPS
 from bulletserve.machine import device_name
 from bulletserve.measurements import Measurements, load_measurements
@@ -76,6 +79,7 @@ def run(options: argparse.Namespace) -> int:
     if options.source is not None:
         measured = load_measurements(options.source)
         path = options.out or calibration_path(options.source)
+        check_outputs({"without --out, the file": path})
     else:
         config = engine_config(options, _ENGINE_POLICY)
         device_kind = choose_device(config.device)
@@ -92,7 +96,7 @@ def _conclude(console: Console, measured: Measurements, path: Path, report: Path
     for what, why in measured.skipped:
         console.print(f"no figure for {what}: {why}", markup=False, soft_wrap=True)
     if measured.cut_short:
-        console.print(f"not all was measured: {measured.cut_short}", markup=False, soft_wrap=True)
+        console.print(f"{NOT_ALL}: {measured.cut_short}", markup=False, soft_wrap=True)
     check_enough(measured)
     with console.status("fitting"):
         calibration, errors = fit_and_judge(measured)
@@ -141,11 +145,24 @@ def _check(options: argparse.Namespace) -> None:
     if options.source is not None:
         if options.report is None and not _is_samples(options.source):
             raise ConfigError(f"--from a calibration is for --report FOLDER; to fit again name its *{SAMPLES_SUFFIX}")
-        if options.model or options.quick or options.time_limit or (options.out and not _is_samples(options.source)):
-            raise ConfigError("--from measures nothing: leave MODEL, --quick, --time-limit (and --out to draw) out")
+        out = options.out is not None and not _is_samples(options.source)
+        given = {"--quick": options.quick, "--time-limit": options.time_limit is not None, "--out": out}
+        wrong = engine_flags_given(options) + [flag for flag, is_given in given.items() if is_given]
+        if wrong:
+            raise ConfigError(f"--from {options.source} measures nothing: leave {', '.join(wrong)} out")
+    if options.out is not None and _is_samples(options.out):
+        raise ConfigError(f"--out {options.out}: *{SAMPLES_SUFFIX} is for samples: name the calibration otherwise")
     if options.time_limit is not None and not 0 < options.time_limit < 1e6:
         raise ConfigError(f"--time-limit must be a number of seconds above 0, not {options.time_limit:g}")
-    check_outputs({"--out": options.out}, options.report)
+    measures = options.source is None
+    check_outputs(_files("--out", options.out, measures=measures), options.report)
+
+
+def _files(flag: str, out: Path | None, *, measures: bool) -> dict[str, Path | None]:
+    """What is written to end in the calibration `out`, by what it is called; `measures`: its samples too."""
+    if out is None or not out.name or not measures:  # "." has no neighbours, and is refused
+        return {flag: out}
+    return {flag: out, f"{flag}, its samples": samples_path(out), f"{flag}, samples so far": partial_path(out)}
 
 
 def _is_samples(path: Path) -> bool:
@@ -170,7 +187,7 @@ def _measure(
         total_sms = engine.limits.lattice.total_sms
         path = out or default_path(device_name(device_kind), total_sms, engine.checkpoint.shape, engine.info.dtype)
         if out is None:
-            check_outputs({"without --out, the file": path}, make=True)
+            check_outputs(_files("without --out, the file", path, measures=True), make=True)
         began_s = time.monotonic()
         gc.collect()
         gc.freeze()  # as the engine process does
@@ -188,9 +205,11 @@ def _measure(
 
 
 def _watched(console: Console, plan: CalibrationPlan, until_s: float, partial: Path) -> Measurements:
-    """Measure, with a bar; what there is so far goes to `partial`."""
+    """Measure, with a bar; what there is so far goes to `partial`, and whoever breaks it off is told."""
+    is_kept = False
     columns = (BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
-    with Progress(*columns, console=console, transient=True) as bar:
+    bar = Progress(*columns, console=console, transient=True)
+    with _told_if_broken_off(console, partial, lambda: is_kept), bar:
         task = bar.add_task("warming up", total=plan.runs)
         begun = 0
 
@@ -200,10 +219,24 @@ def _watched(console: Console, plan: CalibrationPlan, until_s: float, partial: P
             begun += 1
 
         def kept(measured: Measurements) -> None:
+            nonlocal is_kept
             if measured.fitted:
                 measured.save(partial)
+                is_kept = True
 
         return measure(plan, lambda point: told(point.describe()), until_s=until_s, kept=kept)
+
+
+@contextmanager
+def _told_if_broken_off(console: Console, partial: Path, is_kept: Callable[[], bool]) -> Iterator[None]:
+    """Say where the samples of this run are when it does not end by itself."""
+    try:
+        yield
+    except BaseException:
+        if is_kept():
+            fix = shlex.join(["bullet", "calibrate", "--from", str(partial)])
+            console.print(f"{NOT_ALL}; what was is in {partial}: {fix}", markup=False, soft_wrap=True)
+        raise
 
 
 def _draw(console: Console, folder: Path, calibration: Calibration, measured: Measurements) -> None:

@@ -48,6 +48,17 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--seed", type=int, default=0, help="seed of dummy weights")
 
 
+def engine_flags_given(options: argparse.Namespace) -> list[str]:
+    """Those flags of an engine (`MODEL`, too) that are not as by default, as they are written."""
+    parser = argparse.ArgumentParser()
+    add_engine_arguments(parser)
+    return [
+        "--" + name.replace("_", "-") if name != "model" else "MODEL"
+        for name, default in vars(parser.parse_args([])).items()
+        if getattr(options, name) != default
+    ]
+
+
 def engine_config(options: argparse.Namespace, policy: str, *, caching: bool = True) -> EngineConfig:
     """The config that the flags ask for; without a prefix cache where `caching` is not wanted. Raises `ConfigError`."""
     share = options.gpu_memory_utilization

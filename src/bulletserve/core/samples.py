@@ -6,7 +6,6 @@ in the JSON file that lies beside every calibration.
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from math import inf
 from typing import Any
 
 from bulletserve.core.operators import StepShape
@@ -61,6 +60,10 @@ class Sample:
             raise ValueError(f"this is no sample: {error!r}") from error
 
 
+_LEAST, _MOST = 1e-9, 1e9
+"""No step takes less seconds or more, no device draws less watts or more, no clock has less MHz or more."""
+
+
 def _plain(step: StepShape) -> dict[str, int]:
     return asdict(step)
 
@@ -71,7 +74,7 @@ def _step(document: Mapping[str, Any]) -> StepShape:
 
 def _measured(value: Any) -> float:
     found = float(value)
-    if not 0 < found < inf:  # one nan among them and all that is fitted is nan
+    if not _LEAST <= found <= _MOST:  # one nan or infinity among them and so is all that is fitted
         raise ValueError(f"nothing measured is {found}")
     return found
 

@@ -17,10 +17,13 @@ from bulletserve.core.errors import ConfigError
 from bulletserve.core.json_text import parse_json
 from bulletserve.core.partition import MOST_SMS
 from bulletserve.core.shapes import ModelShape
-from bulletserve.estimator.parameters import Parameters
+from bulletserve.estimator.parameters import Parameters, is_count, is_number
 
 FORMAT = 2
 """1 had constants of contention that meant something else."""
+
+NOT_ALL = "not all was measured"
+"""What the note of a calibration says whose samples are of a run that was cut short, followed by why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,11 @@ class Provenance:
     dtype: str = ""
     note: str = ""
     holdout_errors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all was measured that was planned."""
+        return NOT_ALL not in self.note
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +88,9 @@ class Calibration:
             if numbers["power_cap_w"] is None:
                 numbers["power_cap_w"] = inf
             shape = None if origin["shape"] is None else ModelShape.from_json(origin["shape"])
-            total_sms = int(document["total_sms"])
-            if not 1 <= total_sms <= MOST_SMS:
-                raise ValueError(f"no device has {total_sms} SMs")
+            total_sms = document["total_sms"]
+            if not (is_count(total_sms) and 1 <= total_sms <= MOST_SMS):
+                raise ValueError(f"no device has {total_sms!r} SMs")
             return cls(
                 device=str(document["device"]),
                 total_sms=total_sms,
@@ -109,6 +117,12 @@ def _checked(origin: Provenance) -> Provenance:
     for one in fields(Provenance):
         if one.type is str and not isinstance(getattr(origin, one.name), str):
             raise ValueError(f"{one.name} is no text")
+    if not is_count(origin.samples):
+        raise ValueError(f"samples is {origin.samples!r}: it must be a whole number from 0")
+    for group, errors in origin.holdout_errors.items():
+        for name, error in errors.items():
+            if not is_number(error) or not 0 <= error < inf:
+                raise ValueError(f"holdout_errors: {name} of {group} is {error!r}: it must be a number from 0")
     return origin
 
 

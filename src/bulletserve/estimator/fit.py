@@ -23,7 +23,7 @@ from bulletserve.core.shapes import ModelShape
 from bulletserve.estimator.calibration import Calibration, Provenance
 from bulletserve.estimator.errors import exact, group_of
 from bulletserve.estimator.estimator import shares
-from bulletserve.estimator.parameters import BOUNDS, Parameters
+from bulletserve.estimator.parameters import BOUNDS, Parameters, is_count
 from bulletserve.estimator.roofs import WaveMemo
 
 _SECONDS_SIGMA, _WATTS_SIGMA, _CLOCK_SIGMA = 0.02, 0.04, 0.03
@@ -77,6 +77,8 @@ class DeviceFacts:
         ):
             if not 0 < value <= most:
                 raise ValueError(f"{name} is {value}")
+        if not (is_count(facts.total_sms) and is_count(facts.graph_tokens)):
+            raise ValueError(f"total_sms {facts.total_sms!r} and graph_tokens {facts.graph_tokens!r} must be whole")
         return facts
 
 

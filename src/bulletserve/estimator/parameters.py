@@ -63,16 +63,37 @@ class Parameters:
 
     def __post_init__(self) -> None:
         for name, (low, high) in BOUNDS.items():
-            value = getattr(self, name)
+            value = _number(name, getattr(self, name))
             if not (isfinite(value) and low <= value <= high):
                 raise ConfigError(f"{name} is {value}, outside of {low} to {high}: this is no calibration of a device")
-        if not (self.power_cap_w > self.static_w and 0 < self.top_clock_mhz < inf and self.graph_tokens >= 0):
+        if not 0 < _number("least_clock", self.least_clock) <= 1:
+            raise ConfigError(f"least_clock is {self.least_clock}: it must be a ratio above 0 and at most 1")
+        if not is_count(self.graph_tokens):
+            raise ConfigError(f"graph_tokens is {self.graph_tokens!r}: it must be a whole number from 0")
+        top_mhz = _number("top_clock_mhz", self.top_clock_mhz)
+        if not (_number("power_cap_w", self.power_cap_w) > self.static_w and 0 < top_mhz < inf):
             raise ConfigError("power_cap_w must exceed static_w, and top_clock_mhz must be positive and finite")
 
     @property
     def fitted(self) -> dict[str, float]:
         """The parameters that a fit may change, by name."""
         return {name: getattr(self, name) for name in BOUNDS}
+
+
+def is_count(value: object) -> bool:
+    """Whether it is a whole number from 0, and written as one."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a number, which a file's true and false are not."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _number(name: str, value: float) -> float:
+    if not is_number(value):
+        raise ConfigError(f"{name} is {value!r}, which is no number: this is no calibration of a device")
+    return value
 
 
 BOUNDS: dict[str, tuple[float, float]] = {

@@ -87,10 +87,14 @@ class Loop:
             reason, message = FinishReason.ERROR, str(error) if ours else f"the scheduler failed: {error!r}"
             raise
         finally:
-            unheard = (*self._events, *self._inbox.wait(0.0))
-            state.end_all(reason, message, [event.request for event in unheard if isinstance(event, Arrived)])
+            state.end_all(reason, message, [event.request for event in self.unheard() if isinstance(event, Arrived)])
             self._tell(self._clock.now_s())
         return state.fault
+
+    def unheard(self) -> list[Event]:
+        """Events that the state has not seen and, once given away, never will: those there are, and the rest of a turn
+        that an exception left."""
+        return [*self._events, *self._inbox.wait(0.0)]
 
     def turn(self) -> None:
         """Wait for something, take it in, decide, start, tell."""

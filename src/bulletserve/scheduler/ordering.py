@@ -93,6 +93,12 @@ class Queue:
         """Take an entry out. Raises `KeyError` when it is not there."""
         (self.in_time if request_id in self.in_time else self.late).remove(request_id)
 
+    def discard(self, request_id: int) -> None:
+        """Take an entry out if it is there: it is not where a forecast failed as the request was to be queued."""
+        for line in (self.in_time, self.late):
+            if request_id in line:
+                line.remove(request_id)
+
     def divide(self, now_s: float) -> None:
         """Whose target is lost goes to the late."""
         while self._lost and self._lost[0][0] < now_s:

@@ -218,7 +218,7 @@ class State:
         """Take a job out of all that is planned from; it vacates once no started step can touch its blocks."""
         match job.phase:
             case Phase.WAITING:
-                self._queue.remove(job.id)
+                self._queue.discard(job.id)
                 return
             case Phase.LEAVING:
                 return
