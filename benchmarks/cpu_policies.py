@@ -24,7 +24,7 @@ from bulletserve.core.config import EngineConfig
 from bulletserve.core.slo import Slo
 from record import record
 
-POLICIES = ("time_sliced", "chunked_prefill", "static_split")
+POLICIES = ("time_sliced", "chunked_prefill", "static_split", "bullet")
 STREAMS = 4
 STREAM_TOKENS = 80
 NEWCOMER_TOKENS = 512
