@@ -14,11 +14,12 @@ from typing import Any
 
 from bulletserve.compose import Engine, build_engine
 from bulletserve.core.config import EngineConfig
-from bulletserve.core.errors import BulletError, ConfigError, EngineError, InvalidRequest
+from bulletserve.core.errors import ConfigError, EngineError, InvalidRequest
 from bulletserve.core.events import Aborted, Arrived, Output, Status, Stop
 from bulletserve.core.prefix import block_hashes
 from bulletserve.core.request import Finished, FinishReason, Request, SamplingParams
 from bulletserve.core.resolve import ModelLimits, resolve_request
+from bulletserve.scheduler.loop import what_failed
 from bulletserve.server.detokenizer import Detokenizer
 from bulletserve.server.text_codec import TextCodec
 
@@ -145,7 +146,7 @@ class LLM:
         try:
             fault = self._engine.loop(self._outputs).run() or "the engine was closed"
         except Exception as error:
-            fault = str(error) if isinstance(error, BulletError) else f"the scheduler failed: {error!r}"
+            fault = what_failed(error)
         self._outputs.queue.put(EngineError(fault))
 
     def _text(self) -> TextCodec:

@@ -13,7 +13,7 @@ from bulletserve.core.slo import Slo
 from bulletserve.estimator.calibration import Calibration, load
 from bulletserve.estimator.estimator import Estimator
 from bulletserve.measurements import load_measurements
-from bulletserve.scheduler.loop import Observer
+from bulletserve.scheduler.loop import both
 from bulletserve.scheduler.replay import RecordedEngine
 from bulletserve.simulator.experiment import Setup, run_arm, scored_answers
 from bulletserve.simulator.goodput_search import place_of, rate_at, search
@@ -101,7 +101,7 @@ def simulate_arm(
         origin = {"from": "simulate", "workload": workload.name, "rate_req_s": rate, "truth_seed": seed}
         recorder = Recorder(record, engine.header(origin=origin, seed=seed, version=__version__))
     try:
-        run = run_arm(setup, policy, workload.requests, rate, seed, slo, truth, observer=_both(timeline, recorder))
+        run = run_arm(setup, policy, workload.requests, rate, seed, slo, truth, observer=both(timeline, recorder))
     finally:
         if recorder is not None:
             recorder.close()
@@ -141,14 +141,3 @@ def find_goodput(setup: Setup, truth: Truth, policy: str, workload: Workload, se
     lowest = min(curve)
     why = "" if found.value else f"{curve[lowest].mean():.0%} met their targets at {lowest:.2g} req/s, the lowest rate"
     return Found(found, curve, why)
-
-
-def _both(one: Observer, other: Observer | None) -> Observer:
-    if other is None:
-        return one
-
-    def tell(*turn: object) -> None:
-        one(*turn)  # type: ignore[arg-type]
-        other(*turn)  # type: ignore[arg-type]
-
-    return tell

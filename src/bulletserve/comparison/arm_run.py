@@ -24,7 +24,7 @@ from bulletserve.core.prefix import block_hashes
 from bulletserve.core.request import FinishReason, Request
 from bulletserve.core.slo import Slo
 from bulletserve.profiling.meter import Meter, Watch
-from bulletserve.scheduler.loop import Loop, Observer
+from bulletserve.scheduler.loop import Loop, both
 from bulletserve.scheduler.policies import make_policy
 from bulletserve.telemetry.collector import Collector
 from bulletserve.telemetry.latency import Answer
@@ -100,8 +100,7 @@ def run_arm(
     collector, timeline = Collector(), Timeline()
     loop = engine.loop(collector, make_policy(policy), timeline)
     recorder = None if record is None else record(loop)
-    if recorder is not None:
-        loop.observer = _both(timeline, recorder)
+    loop.observer = both(timeline, recorder)
     requests = _requests(engine, prompts, slo or Slo())
     power = Watch(meter, _LOOK_S)
     try:
@@ -235,11 +234,3 @@ def _until(answer: Answer, end_s: float) -> Answer:
     if told == len(answer.token_times_s):
         return answer
     return replace(answer, token_times_s=answer.token_times_s[:told], tokens=answer.tokens[:told], finish="")
-
-
-def _both(one: Observer, other: Observer) -> Observer:
-    def tell(*turn: object) -> None:
-        one(*turn)  # type: ignore[arg-type]
-        other(*turn)  # type: ignore[arg-type]
-
-    return tell

@@ -29,6 +29,23 @@ _log = logging.getLogger(__name__)
 Observer = Callable[[float, Sequence[Event], Sequence[Plan]], None]
 
 
+def both(one: Observer, other: Observer | None) -> Observer:
+    """Tells `one` and then `other`, if there is another."""
+    if other is None:
+        return one
+
+    def tell(now_s: float, events: Sequence[Event], plans: Sequence[Plan]) -> None:
+        one(now_s, events, plans)
+        other(now_s, events, plans)
+
+    return tell
+
+
+def what_failed(error: BaseException) -> str:
+    """What requests are told when `Loop.run` raised `error`: ours says it all, another is a fault of the scheduler."""
+    return str(error) if isinstance(error, BulletError) else f"the scheduler failed: {error!r}"
+
+
 class Loop:
     """Owns a state and drives it. All methods belong to one thread.
 
@@ -83,8 +100,7 @@ class Loop:
             if state.fault:
                 reason, message = FinishReason.ERROR, state.fault
         except BaseException as error:
-            ours = isinstance(error, BulletError)
-            reason, message = FinishReason.ERROR, str(error) if ours else f"the scheduler failed: {error!r}"
+            reason, message = FinishReason.ERROR, what_failed(error)
             raise
         finally:
             state.end_all(reason, message, [event.request for event in self.unheard() if isinstance(event, Arrived)])
