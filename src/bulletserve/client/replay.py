@@ -5,7 +5,6 @@ was sent counts as interrupted and what was not sent is left out.
 """
 
 import asyncio
-import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from bulletserve.client.outcome import INTERRUPTED, Outcome
 from bulletserve.client.prompts import TimedPrompt
 from bulletserve.client.server import Server
 from bulletserve.core.errors import ServerRefuses
+from bulletserve.core.garbage import frozen_garbage
 from bulletserve.telemetry.client_lag import ClientLag, client_lag
 from bulletserve.telemetry.latency import Answer
 
@@ -84,25 +84,23 @@ async def replay(
     bodies = [dialect.body(one.prompt, one.output_tokens) for one in ordered]  # made before the clock runs
     progress = Progress(len(ordered))
     lags_s: list[float] = []
-    gc.collect()
-    gc.freeze()  # nothing of this is garbage for as long as the run lasts
-    start_s, processor_s = time.monotonic() + _LEAD_S, time.process_time()
-    sending = _Sending(server, dialect.path, start_s, progress, on_end)
-    ticker = asyncio.create_task(_tick(lags_s, progress, on_tick))
-    feeder = asyncio.create_task(sending.feed(ordered, bodies))
-    stopper = asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait({feeder, stopper}, return_when=asyncio.FIRST_COMPLETED)
-        feeder.cancel()
-        rest = asyncio.gather(*sending.open, return_exceptions=True)
-        await asyncio.wait((asyncio.ensure_future(rest), stopper), return_when=asyncio.FIRST_COMPLETED)
-        await sending.end()
-        await rest
-    finally:
-        for task in (ticker, feeder, stopper):
-            task.cancel()
-        await asyncio.gather(ticker, feeder, stopper, return_exceptions=True)
-        gc.unfreeze()
+    with frozen_garbage():  # nothing of this is garbage for as long as the run lasts
+        start_s, processor_s = time.monotonic() + _LEAD_S, time.process_time()
+        sending = _Sending(server, dialect.path, start_s, progress, on_end)
+        ticker = asyncio.create_task(_tick(lags_s, progress, on_tick))
+        feeder = asyncio.create_task(sending.feed(ordered, bodies))
+        stopper = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait({feeder, stopper}, return_when=asyncio.FIRST_COMPLETED)
+            feeder.cancel()
+            rest = asyncio.gather(*sending.open, return_exceptions=True)
+            await asyncio.wait((asyncio.ensure_future(rest), stopper), return_when=asyncio.FIRST_COMPLETED)
+            await sending.end()
+            await rest
+        finally:
+            for task in (ticker, feeder, stopper):
+                task.cancel()
+            await asyncio.gather(ticker, feeder, stopper, return_exceptions=True)
     took_s = time.monotonic() - start_s
     outcomes = sorted(sending.outcomes, key=lambda one: one.answer.arrival_s)
     lag = client_lag(

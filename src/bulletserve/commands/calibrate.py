@@ -5,7 +5,6 @@ Ctrl-C, to a file of its own; `--from` fits it again anywhere. Every file is the
 """
 
 import argparse
-import gc
 import shlex
 import signal
 import time
@@ -26,6 +25,7 @@ from bulletserve.commands.outputs import check_outputs
 from bulletserve.compose import build_engine
 from bulletserve.core.config import EngineConfig
 from bulletserve.core.errors import ConfigError
+from bulletserve.core.garbage import frozen_garbage
 from bulletserve.engine.load import choose_device
 from bulletserve.estimator.calibration import NOT_ALL, Calibration, load
 from bulletserve.estimator.errors import GROUPS
@@ -189,9 +189,8 @@ def _measure(
         if out is None:
             check_outputs(_files("without --out, the file", path, measures=True), make=True)
         began_s = time.monotonic()
-        gc.collect()
-        gc.freeze()  # as the engine process does
-        measured = _watched(console, plan, until_s, partial_path(path))
+        with frozen_garbage():  # as the engine process does
+            measured = _watched(console, plan, until_s, partial_path(path))
         measured.save(samples_path(path))
         partial_path(path).unlink(missing_ok=True)
         counts = f"{len(measured.fit)} samples and {len(measured.power)} of the power run to fit"
@@ -200,7 +199,6 @@ def _measure(
         console.print(f"{counts}, in {took_s:.0f} s: {samples_path(path)}", markup=False, soft_wrap=True)
         return measured, path
     finally:
-        gc.unfreeze()
         engine.close()
 
 

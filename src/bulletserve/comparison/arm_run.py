@@ -6,19 +6,18 @@ scored answer, whether or not the run goes on until all have ended (a record wan
 collector is frozen meanwhile, as it is in the process that serves.
 """
 
-import gc
 import threading
 import time
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
 from bulletserve.compose import Engine
 from bulletserve.core.errors import EngineError, PolicyError
 from bulletserve.core.events import Arrived, Event
+from bulletserve.core.garbage import frozen_garbage
 from bulletserve.core.ports import Poster
 from bulletserve.core.prefix import block_hashes
 from bulletserve.core.request import FinishReason, Request
@@ -104,7 +103,7 @@ def run_arm(
     requests = _requests(engine, prompts, slo or Slo())
     power = Watch(meter, _LOOK_S)
     try:
-        with _collector_frozen(), power:
+        with frozen_garbage(), power:
             start_s = time.monotonic() + _LEAD_S
             timed = [replace(one, arrival_s=start_s + one.arrival_s) for one in requests]
             for request in timed:
@@ -215,17 +214,6 @@ class _Feeder:
             if self._stopped.wait(max(0.0, request.arrival_s - time.monotonic())):
                 return
             self._inbox.post(Arrived(request))
-
-
-@contextmanager
-def _collector_frozen() -> Iterator[None]:
-    """Nothing that is there now is looked at by the garbage collector; what a run leaves behind is, after it."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 def _until(answer: Answer, end_s: float) -> Answer:
