@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bulletserve.telemetry.goodput import BUDGETS, Curve, Estimate, estimate, geometric_mean, ratio
-from bulletserve.telemetry.metric_keys import key_part
+from bulletserve.telemetry.metric_keys import estimate_metrics, key_part
 
 CHUNKED = tuple(f"chunked_prefill:budget={budget}" for budget in BUDGETS)
 BEST = "chunked_prefill (best budget)"
@@ -98,15 +98,5 @@ def _against_the_best(
 
 def _figures(cell: Cell, arm: str, value: Estimate, against: Estimate | None) -> dict[str, float]:
     key = f"{key_part(cell[0])}_{cell[1]}_{key_part(arm)}"
-    found = {
-        f"goodput_{key}_req_s": value.value,
-        f"goodput_{key}_low_req_s": value.low,
-        f"goodput_{key}_high_req_s": value.high,
-    }
-    if against is not None:
-        found |= {
-            f"ratio_{key}_x": against.value,
-            f"ratio_{key}_low_x": against.low,
-            f"ratio_{key}_high_x": against.high,
-        }
-    return found
+    ratios = {} if against is None else estimate_metrics(f"ratio_{key}", against, "x")
+    return estimate_metrics(f"goodput_{key}", value, "req_s") | ratios

@@ -15,7 +15,7 @@ from bulletserve.client.replay import Run
 from bulletserve.core.slo import Slo
 from bulletserve.telemetry.goodput import Estimate, counted, estimate_or_why, met
 from bulletserve.telemetry.latency import Summary, requests_per_s, summarise
-from bulletserve.telemetry.metric_keys import key_part, run_metrics
+from bulletserve.telemetry.metric_keys import estimate_metrics, key_part, run_metrics
 
 
 @dataclass(frozen=True)
@@ -177,8 +177,7 @@ def metrics(workload: str, results: Sequence[RateResult], goodput: Estimate | st
         for name in ("late_p50", "late_p99", "late_max", "loop_p50", "loop_p99", "loop_max"):
             found[f"{key}_client_{name}_ms"] = getattr(lag, f"{name}_s") * 1e3
     if isinstance(goodput, Estimate):
-        key = f"goodput_{key_part(workload)}"
-        found |= {f"{key}_req_s": goodput.value, f"{key}_low_req_s": goodput.low, f"{key}_high_req_s": goodput.high}
+        found |= estimate_metrics(f"goodput_{key_part(workload)}", goodput, "req_s")
     return found
 
 

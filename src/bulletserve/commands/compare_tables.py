@@ -21,7 +21,7 @@ from bulletserve.comparison.outcome import (
 from bulletserve.comparison.run_folder import RunName
 from bulletserve.core.slo import Slo
 from bulletserve.telemetry.goodput import Estimate
-from bulletserve.telemetry.metric_keys import key_part
+from bulletserve.telemetry.metric_keys import estimate_metrics, key_part
 
 _PARTITIONS_SHOWN = 3
 _FORECASTS = "forecast_error_"
@@ -128,14 +128,10 @@ def metrics_of(
     for policy, (value, against) in goodputs.items():
         key = f"goodput_{key_part(workload)}_{key_part(policy)}"
         if isinstance(value, Estimate):
-            found |= _estimate(key, value, "req_s")
+            found |= estimate_metrics(key, value, "req_s")
         if against is not None:
-            found |= _estimate(f"{key}_over_{key_part(base)}", against, "x")
+            found |= estimate_metrics(f"{key}_over_{key_part(base)}", against, "x")
     return found
-
-
-def _estimate(key: str, value: Estimate, unit: str) -> dict[str, float]:
-    return {f"{key}_{unit}": value.value, f"{key}_low_{unit}": value.low, f"{key}_high_{unit}": value.high}
 
 
 def _attainment(rounds: Sequence[Measured], slo: Slo) -> float:

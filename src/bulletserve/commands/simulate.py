@@ -22,7 +22,7 @@ from bulletserve.simulation import ArmAtRate, Found, find_goodput, make_truth, o
 from bulletserve.simulator.engine import CACHE_TOKENS, MAX_SEQS, limits_of
 from bulletserve.simulator.experiment import Setup
 from bulletserve.telemetry.goodput import ratio
-from bulletserve.telemetry.metric_keys import key_part, run_metrics
+from bulletserve.telemetry.metric_keys import estimate_metrics, key_part, run_metrics
 from bulletserve.telemetry.timeline import write_perfetto
 from bulletserve.workload.named import BUILT_IN, Workload, open_workload
 
@@ -210,8 +210,7 @@ def _metrics(workload: Workload, runs: list[ArmAtRate], found: dict[str, Found])
         metrics[f"{key}_both_lanes_x"] = one.both_lanes_share
     for policy, what in found.items():
         key = f"goodput_{key_part(workload.name)}_{key_part(policy)}"
-        goodput = what.goodput
-        metrics |= {f"{key}_req_s": goodput.value, f"{key}_low_req_s": goodput.low, f"{key}_high_req_s": goodput.high}
+        metrics |= estimate_metrics(key, what.goodput, "req_s")
         metrics |= {
             f"{key}_met_at_{key_part(f'{rate:.4g}')}_x": float(flags.mean()) for rate, flags in what.curve.items()
         }

@@ -5,6 +5,7 @@ Knows nothing about who ran what: names go in as texts. `results` writes the doc
 
 from dataclasses import asdict
 
+from bulletserve.telemetry.goodput import Estimate
 from bulletserve.telemetry.latency import Summary
 
 
@@ -25,3 +26,8 @@ def summary_metrics(summary: Summary) -> dict[str, float]:
 def run_metrics(key: str, attainment: float, summary: Summary) -> dict[str, float]:
     """The figures of one run at one rate, and its `attainment`."""
     return {f"{key}_met_x": attainment} | {f"{key}_{name}": value for name, value in summary_metrics(summary).items()}
+
+
+def estimate_metrics(key: str, found: Estimate, unit: str) -> dict[str, float]:
+    """An estimate and the ends of its interval."""
+    return {f"{key}_{unit}": found.value, f"{key}_low_{unit}": found.low, f"{key}_high_{unit}": found.high}
