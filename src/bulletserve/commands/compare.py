@@ -13,6 +13,7 @@ from bulletserve.commands.compare_requests import add_request_arguments, named_w
 from bulletserve.commands.compare_tables import (
     LEGEND,
     Column,
+    Goodputs,
     figure_table,
     goodput_lines,
     goodput_table,
@@ -125,9 +126,14 @@ def _compare(options: argparse.Namespace, began_s: float) -> int:
                 found = at_rates(measuring, options.policies, wanted, options.rounds)
     finally:
         engine.close()
+    goodputs = (
+        goodput_lines(found.runs, slo, measuring.requests.count) if slo is not None and _has_goodput(found) else {}
+    )
     _show(console, options, measuring, found, slo, searching)
+    if slo is not None and goodputs:
+        _show_goodput(console, found, slo, goodputs)
     _tell(console, measuring, found)
-    _write(options, measuring, found, slo)
+    _write(options, measuring, found, slo, goodputs)
     if len(measuring.failed) > 1:
         raise PolicyError("; ".join(f"{policy}: {error}" for policy, error in measuring.failed.items()))
     for error in measuring.failed.values():
@@ -235,15 +241,16 @@ def _show(
             remedy = "; --dtype float32 shows none" if info.device.startswith("CPU") else ""
             console.print(f"In bfloat16 a near tie may fall either way, by what shares a batch{remedy}.")
     console.print(LEGEND, soft_wrap=True)
-    if slo is not None and _has_goodput(found):
-        lines = goodput_lines(found.runs, slo, measuring.requests.count)
-        told = f"goodput, targets {slo.describe()}"
-        if any(against is not None for _, against in lines.values()):
-            told += f"; ratios to {options.policies[0]}, paired over the same requests"
-        console.print(told, markup=False, soft_wrap=True)
-        console.print(goodput_table(lines))
-        for line in left_out(found.runs):
-            console.print(line, markup=False, soft_wrap=True)
+
+
+def _show_goodput(console: Console, found: Found, slo: Slo, goodputs: Goodputs) -> None:
+    told = f"goodput, targets {slo.describe()}"
+    if any(against is not None for _, against in goodputs.values()):
+        told += f"; ratios to {next(iter(found.runs))}, paired over the same requests"
+    console.print(told, markup=False, soft_wrap=True)
+    console.print(goodput_table(goodputs))
+    for line in left_out(found.runs):
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def _has_goodput(found: Found) -> bool:
@@ -261,17 +268,18 @@ def _tell(console: Console, measuring: Measuring, found: Found) -> None:
             console.print(f"  {line}", markup=False, soft_wrap=True)
 
 
-def _write(options: argparse.Namespace, measuring: Measuring, found: Found, slo: Slo | None) -> None:
+def _write(
+    options: argparse.Namespace, measuring: Measuring, found: Found, slo: Slo | None, goodputs: Goodputs
+) -> None:
     if options.json is None:
         return
     name = measuring.requests.name
-    lines = goodput_lines(found.runs, slo, measuring.requests.count) if slo is not None and _has_goodput(found) else {}
     more = {
         "policies": options.policies,
         "targets": None if slo is None else asdict(slo),
         "left": found.left,
         "failed": {policy: str(error) for policy, error in measuring.failed.items()},
-        "without_goodput": {policy: value for policy, (value, _) in lines.items() if isinstance(value, str)},
+        "without_goodput": {policy: value for policy, (value, _) in goodputs.items() if isinstance(value, str)},
     }
-    metrics = metrics_of(name, options.seed, found.runs, lines, slo)
+    metrics = metrics_of(name, options.seed, found.runs, goodputs, slo)
     write_result(options.json, f"compare_{name}", metrics, measuring.hardware, **more)

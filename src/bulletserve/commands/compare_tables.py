@@ -23,6 +23,9 @@ from bulletserve.core.slo import Slo
 from bulletserve.telemetry.goodput import Estimate
 from bulletserve.telemetry.metric_keys import estimate_metrics, key_part
 
+Goodputs = Mapping[str, tuple[Estimate | str, Estimate | None]]
+"""Of each arm its goodput, or why there is none, and the ratio to the first arm's, where both have one."""
+
 _PARTITIONS_SHOWN = 3
 _FORECASTS = "forecast_error_"
 
@@ -75,10 +78,8 @@ def figure_table(title: str, columns: Sequence[Column], slo: Slo | None) -> Tabl
     return table
 
 
-def goodput_lines(
-    runs: Mapping[str, Sequence[Measured]], slo: Slo, requests: int
-) -> dict[str, tuple[Estimate | str, Estimate | None]]:
-    """Of each arm its goodput (or why there is none) and the ratio to the first arm's, where both have one."""
+def goodput_lines(runs: Mapping[str, Sequence[Measured]], slo: Slo, requests: int) -> Goodputs:
+    """By arm, of a list of so many requests."""
     found = {policy: goodput_of(of_arm, slo, requests) for policy, of_arm in runs.items() if of_arm}
     base = next(iter(runs))
     both = [policy for policy in found if isinstance(found[policy], Estimate) and isinstance(found.get(base), Estimate)]
@@ -97,7 +98,7 @@ def left_out(runs: Mapping[str, Sequence[Measured]]) -> list[str]:
     ]
 
 
-def goodput_table(lines: Mapping[str, tuple[Estimate | str, Estimate | None]]) -> Table:
+def goodput_table(lines: Goodputs) -> Table:
     """Goodput and paired ratios."""
     table = Table(pad_edge=False)
     table.add_column("policy", overflow="fold")
@@ -113,7 +114,7 @@ def metrics_of(
     workload: str,
     seed: int,
     runs: Mapping[str, Sequence[Measured]],
-    goodputs: Mapping[str, tuple[Estimate | str, Estimate | None]],
+    goodputs: Goodputs,
     slo: Slo | None,
 ) -> dict[str, float]:
     """Flat figures; keys end in their unit."""

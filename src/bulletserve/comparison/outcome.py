@@ -53,11 +53,13 @@ def same_answers(rounds: Sequence[Measured], base: Sequence[Measured]) -> float:
 
 def curves_of(runs: Iterable[Measured], slo: Slo) -> dict[int, Curve]:
     """One arm's curve of each round that has every rate that was run, by the round's number."""
+    runs = tuple(runs)
+    lacking = incomplete_rounds(runs)
     found: dict[int, dict[float, Met]] = {}
-    for one in runs:
-        found.setdefault(one.round, {})[one.rate] = one.met(slo)
-    whole = len({rate for curve in found.values() for rate in curve})
-    return {number: found[number] for number in sorted(found) if len(found[number]) == whole}
+    for one in sorted(runs, key=lambda one: one.round):
+        if one.round not in lacking:
+            found.setdefault(one.round, {})[one.rate] = one.met(slo)
+    return dict(found)
 
 
 def incomplete_rounds(runs: Iterable[Measured]) -> dict[int, list[float]]:
