@@ -24,6 +24,7 @@ from bulletserve.core.slo import Slo
 from bulletserve.estimator.calibration import Calibration, load
 from bulletserve.estimator.estimator import Estimator
 from bulletserve.scheduler.policies import make_policy
+from bulletserve.simulation import calibration_file
 from bulletserve.simulator.engine import limits_of
 from bulletserve.simulator.experiment import Setup, ignores_targets, scored_answers
 from bulletserve.simulator.goodput_search import place_of, rate_at, search
@@ -164,12 +165,13 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--name", default="goodput_simulated", help="of the document in benchmarks/results")
     options = parser.parse_args()
+    calibration = str(calibration_file(options.calibration))
     arms = list(dict.fromkeys(options.policy or OTHERS))
     if options.base == BEST:
         arms = [*CHUNKED, *(arm for arm in arms if arm not in CHUNKED)]
     jobs = [
         Job(
-            options.calibration,
+            calibration,
             str(options.workloads / f"{workload}.jsonl"),
             arm.removesuffix(WITHOUT_POWER).strip(),
             seed,

@@ -54,7 +54,7 @@ def draw_all(calibration: Calibration, measured: Measurements, folder: Path) -> 
 def title_of(calibration: Calibration) -> str:
     """What all figures are of."""
     shape = calibration.provenance.shape
-    model = "" if shape is None else f", {shape.architecture} of {_short(shape.parameters)} parameters"
+    model = "" if shape is None else f", {shape.describe()}"
     return f"{calibration.device}, {calibration.total_sms} {unit_of(calibration)}{model}"
 
 
@@ -335,7 +335,3 @@ def _leading(value: float) -> float:
 
 def _percent() -> FuncFormatter:
     return FuncFormatter(lambda value, _: f"{value:.0%}")
-
-
-def _short(count: int) -> str:
-    return f"{count / 1e9:.1f} billion" if count >= 1e9 else f"{count / 1e6:.0f} million"

@@ -60,23 +60,28 @@ def open_calibration(text: str) -> Estimator:
 
     Raises `ConfigError` where there is none, or none that names its model.
     """
-    path = Path(text)
-    calibration = load(path) if path.exists() else _shipped(text)
+    path = calibration_file(text)
+    calibration = load(path)
     if calibration.provenance.shape is None:
         raise ConfigError(f"--calibration {path}: it does not say of which model; measure one with: bullet calibrate")
     return Estimator(calibration, calibration.provenance.shape)
 
 
-def _shipped(text: str) -> Calibration:
-    known: dict[str, Calibration] = {}
+def calibration_file(text: str) -> Path:
+    """The file that `text` names, as in `open_calibration`. Raises `ConfigError` where there is none."""
+    path = Path(text)
+    if path.exists():
+        return path
+    known: dict[str, tuple[Path, Calibration]] = {}
     for path in sorted(PACKAGED.glob("*.json")):
         one = load(path)
-        known[f"{path.stem}-{one.provenance.shape.architecture if one.provenance.shape else ''}"] = one
-    fitting = [one for name, one in known.items() if text.lower() in name.lower()]
-    if len({(one.device, one.total_sms) for one in fitting}) != 1:
+        known[f"{path.stem}-{one.provenance.shape.architecture if one.provenance.shape else ''}"] = path, one
+    fitting = [found for name, found in known.items() if text.lower() in name.lower()]
+    if len({(one.device, one.total_sms) for _, one in fitting}) != 1:
         names = ", ".join(known) or "none; make one with: bullet calibrate MODEL"
         raise ConfigError(f"--calibration {text}: there is no such file; shipped are {names}")
-    return max(fitting, key=lambda one: one.provenance.shape.parameters if one.provenance.shape else 0)
+    shapes = {path: one.provenance.shape for path, one in fitting}
+    return max(shapes, key=lambda path: shape.parameters if (shape := shapes[path]) else 0)
 
 
 def make_truth(setup: Setup, kind: str, seed: int, calibration: str) -> tuple[Truth, str]:

@@ -6,12 +6,11 @@ which each begin with an empty cache: nobody is helped by what another run left 
 
 import argparse
 from collections.abc import Sequence
-from hashlib import sha256
 from pathlib import Path
 
 from bulletserve.client.prompts import prompts_of_lengths
 from bulletserve.comparison.arm_run import TimedPrompt
-from bulletserve.comparison.fingerprint import digest_of
+from bulletserve.comparison.fingerprint import digest, digest_of
 from bulletserve.comparison.measuring import Requests
 from bulletserve.compose import Engine
 from bulletserve.core.errors import ConfigError
@@ -53,8 +52,8 @@ def requests_of(options: argparse.Namespace, workload: Workload | None, engine: 
     """As the arms of `engine` are given them. Raises `ConfigError` for one that does not fit."""
     if workload is None:
         chats = timed_prompts(options.prompts, engine)[: options.requests]
-        digest = sha256(repr(chats).encode()).hexdigest()[:12]
-        found = Requests(options.prompts.stem, len(chats), digest, options.seed, lambda rate, _: _paced(chats, rate))
+        name, count = options.prompts.stem, len(chats)
+        found = Requests(name, count, digest(chats), options.seed, lambda rate, _: _paced(chats, rate))
         _check_fit([(len(one.prompt_ids), one.output_tokens) for one in chats], engine)
         return found
     lengths, ids = workload.requests, (0, min(_IDS, engine.info.vocab_size))

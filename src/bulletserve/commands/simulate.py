@@ -98,9 +98,10 @@ def run(options: argparse.Namespace) -> int:
     slo = named_targets(options, workload.name, default="loose")
     assert slo is not None
     console = wide_console()
-    model = f"{estimator.shape.architecture} of {estimator.shape.parameters / 1e9:.1f} billion parameters"
     console.print(
-        f"{estimator.calibration.device}, {limits.lattice.total_sms} SMs, {model}; {note}", markup=False, soft_wrap=True
+        f"{estimator.calibration.device}, {limits.lattice.total_sms} SMs, {estimator.shape.describe()}; {note}",
+        markup=False,
+        soft_wrap=True,
     )
     console.print(
         f"{workload.name}: {len(workload.requests)} requests ({workload.origin})", markup=False, soft_wrap=True

@@ -31,7 +31,7 @@ def fingerprint(engine: Engine, policy: str, requests: str, slo: Slo) -> dict[st
     packages = versions_of(ENGINE_PACKAGES)
     return {
         "model": engine.info.model_name,
-        "shape": _digest(sorted(asdict(engine.checkpoint.shape).items())),
+        "shape": digest(sorted(asdict(engine.checkpoint.shape).items())),
         "weights": config.load_format,
         "weight files": _files(engine.checkpoint.weights),
         "dtype": engine.info.dtype,
@@ -50,10 +50,11 @@ def fingerprint(engine: Engine, policy: str, requests: str, slo: Slo) -> dict[st
 
 def digest_of(requests: Sequence[RequestLengths]) -> str:
     """Of a list: its arrivals at one a second and its lengths."""
-    return _digest([(one.arrival_s, one.prompt_tokens, one.output_tokens) for one in requests])
+    return digest([(one.arrival_s, one.prompt_tokens, one.output_tokens) for one in requests])
 
 
-def _digest(plain: object) -> str:
+def digest(plain: object) -> str:
+    """Of plain values, or of dataclasses of such."""
     return sha256(repr(plain).encode()).hexdigest()[:12]
 
 

@@ -74,6 +74,12 @@ class ModelShape:
             raise ValueError("rms_eps and rope_theta are numbers above 0")
         return shape
 
+    def describe(self) -> str:
+        """For people, such as "llama of 8.0 billion parameters"."""
+        count = self.parameters
+        size = f"{count / 1e9:.1f} billion" if count >= 1e9 else f"{count / 1e6:.0f} million"
+        return f"{self.architecture} of {size} parameters"
+
     @property
     def kv_elements_per_token(self) -> int:
         """Elements of K and V that one token adds over all layers."""
