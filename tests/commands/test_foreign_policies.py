@@ -3,7 +3,6 @@
 import json
 import sys
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,24 +12,22 @@ from bulletserve import cli
 from bulletserve.core.errors import ConfigError
 from bulletserve.core.plan import Plan
 from bulletserve.core.snapshot import Snapshot
-from bulletserve.scheduler import policies, stall_watch
+from bulletserve.scheduler import stall_watch
 from bulletserve.scheduler.policies import make_policy
 from bulletserve.scheduler.policies.time_sliced import TimeSliced
 from bulletserve.scheduler.policy import Forecaster
-from bulletserve.scheduler.queue_rules import QueueRules
 from tests.end_to_end.test_processes import CONFIG
+from tests.foreign import Foreign, Idle, install
 
 SIMULATE = ["simulate", "--calibration", "nvidia-h200", "--workload", "azure-code", "--requests", "5", "--rate", "5"]
 
 
 @dataclass(frozen=True)
-class Raising:
+class Raising(Foreign):
     """Raises at its n-th decision, counted over all of its kind."""
 
     after: int = 0
     name = "raising"
-    needs_forecasts = False
-    rules = QueueRules()
     asked: ClassVar[list[int]] = []
 
     def decide(self, snapshot: Snapshot, estimator: Forecaster) -> Plan:
@@ -38,18 +35,6 @@ class Raising:
         if len(self.asked) > self.after:
             raise LookupError("no such mood")
         return TimeSliced().decide(snapshot, estimator)
-
-
-@dataclass(frozen=True)
-class Idle:
-    """Starts nothing."""
-
-    name = "idle"
-    needs_forecasts = False
-    rules = QueueRules()
-
-    def decide(self, snapshot: Snapshot, estimator: Forecaster) -> Plan:
-        return Plan()
 
 
 @dataclass(frozen=True)
@@ -71,9 +56,7 @@ class Demanding:
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     Raising.asked.clear()
-    kinds = {"raising": Raising, "idle": Idle, "nameless": Nameless, "demanding": Demanding}
-    points = [EntryPoint(name, f"{__name__}:{kind.__name__}", policies.ENTRY_POINTS) for name, kind in kinds.items()]
-    monkeypatch.setattr(policies, "entry_points", lambda group: points)
+    install(monkeypatch, {"raising": Raising, "idle": Idle, "nameless": Nameless, "demanding": Demanding})
     assert sys.modules[__name__]
 
 

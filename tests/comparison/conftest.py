@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -12,20 +11,17 @@ from bulletserve.compose import Engine, build_engine
 from bulletserve.core.config import EngineConfig
 from bulletserve.core.plan import Plan, Refusal
 from bulletserve.core.snapshot import Snapshot
-from bulletserve.scheduler import policies
 from bulletserve.scheduler.policies.time_sliced import TimeSliced
 from bulletserve.scheduler.policy import Forecaster
-from bulletserve.scheduler.queue_rules import QueueRules
 from tests.end_to_end.test_processes import CONFIG
+from tests.foreign import Foreign, install
 
 
 @dataclass(frozen=True)
-class Raising:
+class Raising(Foreign):
     """Raises while rows decode and steps are under way."""
 
     name = "raising"
-    needs_forecasts = False
-    rules = QueueRules()
 
     def decide(self, snapshot: Snapshot, estimator: Forecaster) -> Plan:
         if snapshot.decode_rows > 1 and snapshot.decode_lane.steps:
@@ -34,12 +30,10 @@ class Raising:
 
 
 @dataclass(frozen=True)
-class Refusing:
+class Refusing(Foreign):
     """Refuses every request with an odd number."""
 
     name = "refusing"
-    needs_forecasts = False
-    rules = QueueRules()
 
     def decide(self, snapshot: Snapshot, estimator: Forecaster) -> Plan:
         odd = [one.request_id for one in snapshot.waiting if one.request_id % 2]
@@ -50,9 +44,7 @@ class Refusing:
 
 @pytest.fixture
 def misbehaving(monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds = {"raising": Raising, "refusing": Refusing}
-    points = [EntryPoint(name, f"{__name__}:{kind.__name__}", policies.ENTRY_POINTS) for name, kind in kinds.items()]
-    monkeypatch.setattr(policies, "entry_points", lambda group: points)
+    install(monkeypatch, {"raising": Raising, "refusing": Refusing})
 
 
 @pytest.fixture(scope="module")

@@ -3,21 +3,18 @@
 import pytest
 
 from bulletserve.core.errors import ConfigError, PolicyError
-from bulletserve.core.plan import Plan
 from bulletserve.core.request import FinishReason, Request
 from bulletserve.core.slo import Slo
-from bulletserve.core.snapshot import Snapshot
 from bulletserve.resources.green_context import SmPool
 from bulletserve.resources.manager import usual_shares
 from bulletserve.scheduler.policies import POLICIES, make_policy
-from bulletserve.scheduler.policy import Forecaster
-from bulletserve.scheduler.queue_rules import QueueRules
 from bulletserve.simulator.device import SimulatedDevice, counting_token
 from bulletserve.simulator.engine import limits_of, usual_splits
 from bulletserve.simulator.experiment import arrivals, ignores_targets, run_arm, scored_answers
 from bulletserve.simulator.run import drain, made_up, prepare, submit
 from bulletserve.telemetry.latency import summarise
 from bulletserve.workload.request_list import RequestLengths, at_rate, lognormal_requests
+from tests.foreign import Idle
 from tests.simulator.devices import h200
 
 REQUESTS = lognormal_requests(40, seed=3)
@@ -78,17 +75,6 @@ def test_policies_that_ignore_targets_serve_alike_whatever_they_are() -> None:
         assert one == other == run_arm(h200(), name, REQUESTS, 12.0, 0, forecasts=False).collector.answers
     assert not ignores_targets(make_policy("time_sliced:ordering=slack"))
     assert not ignores_targets(make_policy("time_sliced:admission=timely"))
-
-
-class Idle:
-    """A policy that never starts anything."""
-
-    name = "idle"
-    needs_forecasts = False
-    rules = QueueRules()
-
-    def decide(self, snapshot: Snapshot, estimator: Forecaster) -> Plan:
-        return Plan()
 
 
 def test_a_policy_that_starts_nothing_is_an_error_not_a_hang() -> None:

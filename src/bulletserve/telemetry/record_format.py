@@ -44,7 +44,7 @@ class _Line(msgspec.Struct):
 def _plain(value: Any) -> Any:
     if isinstance(value, array | range):
         return list(value)
-    raise NotImplementedError(type(value))
+    raise NotImplementedError(type(value))  # what msgspec asks of a hook for a type that it does not know
 
 
 _encoder = msgspec.json.Encoder(enc_hook=_plain)
