@@ -16,8 +16,8 @@ from bulletserve.kernels.cuda.matmul import (
     gated_weight,
     matmul,
 )
-from bulletserve.kernels.cuda.matmul_choice import Choice, Stream, schedule
-from bulletserve.kernels.cuda.matmul_tuning import Place, all_ways, candidates, modelled_s, tune, warm
+from bulletserve.kernels.cuda.matmul_choice import CUBLAS, CUBLASLT, Choice, Stream, schedule
+from bulletserve.kernels.cuda.matmul_tuning import Place, all_ways, candidates, fastest, frugal, modelled_s, tune, warm
 
 GPU = torch.cuda.is_available()
 DTYPES = [torch.float16, torch.bfloat16] if GPU else [torch.float16]  # interpreted, tl.dot takes bfloat16 for integers
@@ -211,3 +211,10 @@ def test_after_tuning_and_warming_nothing_compiles(device: torch.device, monkeyp
             choice = table.choose(512, 1024, m, sms, capturing=False)
             matmul(x, weight, out, choice, sms, scratch, residual)
         assert (out.float() - 2 * reference.linear(x, weight.weight)).norm() < 0.01 * out.float().norm()
+
+
+def test_near_ties_of_heavy_products_go_to_the_library() -> None:
+    ours = Choice("triton", 128, 256, 64, 8, 4)
+    assert frugal({CUBLAS: 1.02, CUBLASLT: 1.01, ours: 1.0}) == CUBLAS
+    assert frugal({CUBLAS: 1.04, CUBLASLT: 1.01, ours: 1.0}) == ours
+    assert fastest({CUBLAS: 1.02, CUBLASLT: 1.01, ours: 1.0}) == ours

@@ -21,7 +21,10 @@ from bulletserve.resources.manager import PartitionManager
 
 _log = logging.getLogger(__name__)
 
-LAYER_BUCKETS = (16, 32, 64, 128, 192, 256, 384, 512, 576, 640, 768, 1024, 1280, 1536, 2048, 4096, 8192)
+LAYER_BUCKETS = (
+    *(16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 576, 640, 768),
+    *(896, 1024, 1280, 1536, 2048, 4096, 8192),
+)
 ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
 DECODE_LOAD: Kind = "reads"
 PREFILL_LOAD: Kind = "multiplies"
