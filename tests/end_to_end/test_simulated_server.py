@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import httpx
@@ -27,6 +28,7 @@ from bulletserve.server.settings import ServerSettings
 from bulletserve.server.text_codec import TextCodec
 from bulletserve.simulator.device import SimulatedDevice
 from bulletserve.simulator.executor import RealtimeExecutor
+from bulletserve.simulator.truth import Pace
 from bulletserve.transport.engine_end import EngineEnd
 from bulletserve.transport.front_end import FrontEnd
 from tests.server.small_model import small_checkpoint
@@ -40,13 +42,18 @@ class QuickTruth:
     """A device on which a step takes about a millisecond."""
 
     total_sms = 4
+    idle_w, power_cap_w = 0.0, inf
 
-    def alone_s(self, step: StepShape, sms: int) -> float:
+    def alone(self, step: StepShape, sms: int) -> Pace:
+        return self._pace(step, sms, 1.0)
+
+    def beside(self, step: StepShape, sms: int, other: StepShape, other_sms: int) -> Pace:
+        return self._pace(step, sms, 1.1)
+
+    def _pace(self, step: StepShape, sms: int, factor: float) -> Pace:
         tokens_s = 2e-5 * step.prefill_tokens + 1e-5 * step.decode_rows
-        return step.layers / LIMITS.num_layers * (0.0002 + tokens_s) * 4 / sms
-
-    def beside_s(self, step: StepShape, sms: int, other: StepShape, other_sms: int) -> float:
-        return 1.1 * self.alone_s(step, sms)
+        seconds = factor * step.layers / LIMITS.num_layers * (0.0002 + tokens_s) * 4 / sms
+        return Pace(seconds, seconds, 0.0)
 
 
 def forecasts() -> Estimator:

@@ -68,27 +68,30 @@ def test_without_a_perturbation_it_is_the_calibration(tokens: int, before: int, 
     ):
         beside = Sample(step, split, other, 1.0)
         model_s = exact(card().parameters, 132, LLAMA_8B, beside).seconds
-        assert truth.beside_s(step, sms, other, other_sms) == pytest.approx(model_s, rel=0.01)
+        assert truth.beside(step, sms, other, other_sms).steady_s == pytest.approx(model_s, rel=0.01)
         alone_s = exact(card().parameters, 132, LLAMA_8B, Sample(step, split, None, 1.0)).seconds
-        assert truth.alone_s(step, sms) == pytest.approx(alone_s, rel=0.01)
+        assert truth.alone(step, sms).steady_s == pytest.approx(alone_s, rel=0.01)
 
 
 def test_a_phase_is_off_by_its_own_factor() -> None:
     calibration = card()
     exactly = ModelTruth(calibration.parameters, 132, LLAMA_8B)
     off = ModelTruth(calibration.parameters, 132, LLAMA_8B, prefill=1.1, decode=0.9)
-    assert off.alone_s(prefill(2048), 132) == pytest.approx(1.1 * exactly.alone_s(prefill(2048), 132))
-    assert off.alone_s(decode(32, 1024), 32) == pytest.approx(0.9 * exactly.alone_s(decode(32, 1024), 32))
+    assert off.alone(prefill(2048), 132).steady_s == pytest.approx(1.1 * exactly.alone(prefill(2048), 132).steady_s)
+    assert off.alone(decode(32, 1024), 32).steady_s == pytest.approx(0.9 * exactly.alone(decode(32, 1024), 32).steady_s)
     mixed = StepShape.mixed([(512, 0)], 32, 32 * 1024, LAYERS, 33)
-    assert off.alone_s(mixed, 132) == pytest.approx((1.1 * 0.9) ** 0.5 * exactly.alone_s(mixed, 132))
+    assert off.alone(mixed, 132).steady_s == pytest.approx((1.1 * 0.9) ** 0.5 * exactly.alone(mixed, 132).steady_s)
 
 
 def test_token_counts_are_exact_where_waves_make_steps() -> None:
     """2048 rows fill their waves, 2049 begin another: no rounding may hide it, in either direction."""
     truth = ModelTruth(card().parameters, 132, LLAMA_8B)
     fits, over = (StepShape.mixed([(tokens, 0)], 40, 40 * 1024, LAYERS, 41) for tokens in (2008, 2009))
-    assert truth.alone_s(over, 132) > truth.alone_s(fits, 132)
-    assert truth.alone_s(over, 132) != truth.alone_s(StepShape.mixed([(2024, 0)], 40, 40 * 1024, LAYERS, 41), 132)
+    assert truth.alone(over, 132).steady_s > truth.alone(fits, 132).steady_s
+    assert (
+        truth.alone(over, 132).steady_s
+        != truth.alone(StepShape.mixed([(2024, 0)], 40, 40 * 1024, LAYERS, 41), 132).steady_s
+    )
 
 
 @given(prefill_sms=st.integers(1, 132), decode_sms=st.integers(1, 132))
@@ -102,8 +105,8 @@ def test_both_lanes_together_have_no_more_than_there_is(prefill_sms: int, decode
 def test_decode_on_a_share_beside_prefill_on_the_whole_device_starves() -> None:
     """Measured on the H200: 48 to 64 ms a step of 32 x 2048 on 32 or 64 SMs, 7 to 12 beside prefill on the rest."""
     truth = h200().truth(0)
-    beside = truth.beside_s(decode(32, 2048), 32, prefill(2048), 100)
-    starved = truth.beside_s(decode(32, 2048), 32, prefill(2048), 132)
+    beside = truth.beside(decode(32, 2048), 32, prefill(2048), 100).steady_s
+    starved = truth.beside(decode(32, 2048), 32, prefill(2048), 132).steady_s
     assert 2.5 * beside < starved < 6 * beside
 
 
@@ -117,17 +120,19 @@ def test_measured_points_come_back_and_fade_into_the_calibration() -> None:
         if one.step.kind == "decode":
             sms, other_sms = other_sms, sms
         if one.alongside is None:
-            found, plain_s = truth.alone_s(one.step, sms), model.alone_s(one.step, sms)
+            found, plain_s = truth.alone(one.step, sms).steady_s, model.alone(one.step, sms).steady_s
         else:
-            found = truth.beside_s(one.step, sms, one.alongside, other_sms)
-            plain_s = model.beside_s(one.step, sms, one.alongside, other_sms)
+            found = truth.beside(one.step, sms, one.alongside, other_sms).steady_s
+            plain_s = model.beside(one.step, sms, one.alongside, other_sms).steady_s
         same = [log(o.seconds) for o in points if replace(o, seconds=0.0, watts=None, clock_mhz=None) == replace(
             one, seconds=0.0, watts=None, clock_mhz=None)]  # fmt: skip
         assert found == pytest.approx(exp(sum(same) / len(same)), rel=2e-3)
         off = max(off, abs(plain_s / one.seconds - 1))
     assert off > 0.05, "the datasheet alone would do"
     far = decode(1, 1)
-    assert truth.alone_s(far, 16) == pytest.approx(model.alone_s(far, 16), rel=0.1)
+    assert truth.alone(far, 16).steady_s == pytest.approx(model.alone(far, 16).steady_s, rel=0.1)
     half = prefill(2048, layers=LAYERS // 2)
-    ratio = truth.alone_s(half, 132) / model.alone_s(half, 132)
-    assert ratio == pytest.approx(truth.alone_s(prefill(2048), 132) / model.alone_s(prefill(2048), 132), rel=0.02)
+    ratio = truth.alone(half, 132).steady_s / model.alone(half, 132).steady_s
+    assert ratio == pytest.approx(
+        truth.alone(prefill(2048), 132).steady_s / model.alone(prefill(2048), 132).steady_s, rel=0.02
+    )

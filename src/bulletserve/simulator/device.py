@@ -3,7 +3,8 @@
 Knows nothing about threads or real time: somebody else moves its clock. It keeps the one rule of order of the real
 engine (docs/decisions/0001): steps on a lane run in order; a step that asks for all SMs waits for everything started
 before it. A step's progress is a share of the whole: while both lanes run, each goes at the speed of that pair, and
-when a neighbour starts or ends, what is left goes on at the new speed. A step cannot begin before the host has launched
+when a neighbour starts or ends, what is left goes on at the new speed. The clock comes down to what the power cap
+allows with a lag (`clock_lag`). A step cannot begin before the host has launched
 it, and each lane's host launches one step after the other.
 """
 
@@ -15,7 +16,8 @@ from bulletserve.core.events import StepDone
 from bulletserve.core.launch import Launch
 from bulletserve.core.operators import StepShape
 from bulletserve.core.plan import Lane, PrefillGroup, lanes_of
-from bulletserve.simulator.truth import Truth
+from bulletserve.simulator.clock_lag import ClockLag
+from bulletserve.simulator.truth import Pace, Truth
 
 TokenOf = Callable[[int, int], int]
 """(request id, number of tokens before it) -> token id."""
@@ -68,7 +70,11 @@ class SimulatedDevice:
     _tails: dict[Lane, int] = field(default_factory=dict)
     _hosts_free_s: dict[Lane, float] = field(default_factory=lambda: dict.fromkeys(Lane, 0.0))
     _open: set[int] = field(default_factory=set)
+    _asked_w: float | None = None
     _seats: dict[int, _SeatRecord] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._clock = ClockLag(self.truth.idle_w, self.truth.power_cap_w)
 
     def start(self, launch: Launch) -> None:
         """Queue a step at the present moment."""
@@ -114,6 +120,7 @@ class SimulatedDevice:
         if now_s > self.now_s:
             for one in self._running.values():
                 one.left -= (now_s - self.now_s) / one.seconds
+            self._clock.passed(now_s - self.now_s, self._asked_w)
             self.now_s = now_s
 
     def _finish(self, lane: Lane) -> StepDone:
@@ -134,12 +141,17 @@ class SimulatedDevice:
 
     def _set_speeds(self) -> None:
         running = tuple(self._running.values())
+        self._asked_w = None
         if len(running) == 1:
-            running[0].seconds = self.truth.alone_s(running[0].shape, running[0].launch.step.sms)
+            self._set_speed(running[0], self.truth.alone(running[0].shape, running[0].launch.step.sms))
         elif running:
             for one, other in (running, running[::-1]):
                 sms, other_sms = one.launch.step.sms, other.launch.step.sms
-                one.seconds = self.truth.beside_s(one.shape, sms, other.shape, other_sms)
+                self._set_speed(one, self.truth.beside(one.shape, sms, other.shape, other_sms))
+
+    def _set_speed(self, one: _Running, pace: Pace) -> None:
+        one.seconds = self._clock.seconds(pace, one.left)
+        self._asked_w = pace.asked_w
 
     def _shape(self, launch: Launch) -> StepShape:
         layers, last = self.num_layers, True

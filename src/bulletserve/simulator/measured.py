@@ -11,7 +11,7 @@ from math import exp, log, log1p
 from bulletserve.core.operators import StepShape
 from bulletserve.core.samples import Sample
 from bulletserve.estimator.estimator import shares
-from bulletserve.simulator.truth import Truth
+from bulletserve.simulator.truth import Pace, Truth
 
 _REACH = 0.7  # the distance, as a logarithm, at which a point's word counts as much as the calibration's
 _SAME = 1e-9
@@ -23,38 +23,39 @@ class MeasuredTruth:
     """`truth` (the calibration's own physics) corrected by measured samples. See `simulator/truth.Truth`."""
 
     def __init__(self, truth: Truth, samples: Iterable[Sample]) -> None:
-        self.total_sms = truth.total_sms
+        self.total_sms, self.idle_w, self.power_cap_w = truth.total_sms, truth.idle_w, truth.power_cap_w
         self._truth = truth
         self._points: dict[str, list[tuple[_Place, float]]] = {}
-        self._memo: dict[tuple[StepShape, int, StepShape | None, int], float] = {}
+        self._memo: dict[tuple[StepShape, int, StepShape | None, int], Pace] = {}
         for one in samples:
             sms, other_sms = (round(n) for n in shares(one.step, one.partition, one.alongside, self.total_sms))
-            model_s = self._model_s(one.step, sms, one.alongside, other_sms)
+            model_s = self._model(one.step, sms, one.alongside, other_sms).steady_s
             place = _place(one.step, sms, one.alongside, other_sms)
             self._points.setdefault(_group(one.step, one.alongside), []).append((place, log(one.seconds / model_s)))
 
-    def alone_s(self, step: StepShape, sms: int) -> float:
+    def alone(self, step: StepShape, sms: int) -> Pace:
         """See `Truth`."""
-        return self._seconds(step, sms, None, 0)
+        return self._pace(step, sms, None, 0)
 
-    def beside_s(self, step: StepShape, sms: int, other: StepShape, other_sms: int) -> float:
+    def beside(self, step: StepShape, sms: int, other: StepShape, other_sms: int) -> Pace:
         """See `Truth`."""
-        return self._seconds(step, sms, other, other_sms)
+        return self._pace(step, sms, other, other_sms)
 
-    def _seconds(self, step: StepShape, sms: int, other: StepShape | None, other_sms: int) -> float:
+    def _pace(self, step: StepShape, sms: int, other: StepShape | None, other_sms: int) -> Pace:
         key = step, sms, other, other_sms
         found = self._memo.get(key)
         if found is None:
             if len(self._memo) >= 1 << 16:
                 self._memo.clear()
-            residual = self._residual(_group(step, other), _place(*key))
-            found = self._memo[key] = self._model_s(*key) * exp(residual)
+            off = exp(self._residual(_group(step, other), _place(*key)))
+            model = self._model(*key)
+            found = self._memo[key] = Pace(model.steady_s * off, model.top_s * off, model.asked_w)
         return found
 
-    def _model_s(self, step: StepShape, sms: int, other: StepShape | None, other_sms: int) -> float:
+    def _model(self, step: StepShape, sms: int, other: StepShape | None, other_sms: int) -> Pace:
         if other is None:
-            return self._truth.alone_s(step, sms)
-        return self._truth.beside_s(step, sms, other, other_sms)
+            return self._truth.alone(step, sms)
+        return self._truth.beside(step, sms, other, other_sms)
 
     def _residual(self, group: str, place: _Place) -> float:
         total, weights = 0.0, _REACH**-2

@@ -24,11 +24,11 @@ def could_meet(truth: Truth, limits: Limits, requests: Sequence[RequestLengths],
         ttft_s, tpot_s = slo.ttft_target_s(one.prompt_tokens), slo.tpot_s
         if ttft_s is not None:
             prompt = StepShape.prefill([(one.prompt_tokens, 0)], limits.num_layers, 1)
-            if min(truth.alone_s(prompt, sms) for sms in prefill_shares) * SLACK > ttft_s:
+            if min(truth.alone(prompt, sms).steady_s for sms in prefill_shares) * SLACK > ttft_s:
                 return False
         if tpot_s is None or one.output_tokens < 2:
             return True
         row = StepShape.decode(1, one.prompt_tokens + 1, limits.num_layers)
-        return min(truth.alone_s(row, sms) for sms in decode_shares) * SLACK <= tpot_s
+        return min(truth.alone(row, sms).steady_s for sms in decode_shares) * SLACK <= tpot_s
 
     return [reach(one) for one in requests]

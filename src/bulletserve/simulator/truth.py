@@ -13,15 +13,16 @@ is the speed of about a fifth of its share.
 from dataclasses import dataclass, replace
 from math import exp, log, sqrt
 from random import Random
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from bulletserve.core.errors import ConfigError
 from bulletserve.core.operators import Kind, StepShape
 from bulletserve.core.shapes import ModelShape
 from bulletserve.estimator.calibration import Calibration
-from bulletserve.estimator.estimator import forecast, forecast_pair
+from bulletserve.estimator.estimator import Forecast, forecast, forecast_pair
 from bulletserve.estimator.parameters import BOUNDS, Parameters
-from bulletserve.estimator.roofs import Roofs, WaveMemo, roofs
+from bulletserve.estimator.power import Running, watts_at
+from bulletserve.estimator.roofs import ALONE, Roofs, WaveMemo, beside, roofs
 from bulletserve.estimator.work import ModelWork, Work
 
 DECODE_PART_OF_CONTESTED = 0.2
@@ -33,17 +34,34 @@ _MOST_REMEMBERED = 1 << 18
 _Counts = tuple[int, int, int, int, int, int, int]
 
 
+class Pace(NamedTuple):
+    """Seconds of a whole step: `steady_s` where it runs again and again under the same conditions, `top_s` at the
+    highest clock, while the power cap does not hold it yet. `asked_w`: the device's power at the highest clock."""
+
+    steady_s: float
+    top_s: float
+    asked_w: float
+
+
 class Truth(Protocol):
-    """The device's physics. Seconds of a whole step that runs again and again under the same conditions."""
+    """The device's physics."""
 
     @property
     def total_sms(self) -> int:
         """SMs (or threads) of the device."""
 
-    def alone_s(self, step: StepShape, sms: int) -> float:
+    @property
+    def idle_w(self) -> float:
+        """What it draws when nothing runs."""
+
+    @property
+    def power_cap_w(self) -> float:
+        """What it may draw; infinite: no cap."""
+
+    def alone(self, step: StepShape, sms: int) -> Pace:
         """On `sms` SMs with nothing beside it."""
 
-    def beside_s(self, step: StepShape, sms: int, other: StepShape, other_sms: int) -> float:
+    def beside(self, step: StepShape, sms: int, other: StepShape, other_sms: int) -> Pace:
         """On `sms` SMs while `other` runs on `other_sms`; more than there are together: they share, somehow."""
 
 
@@ -92,12 +110,13 @@ class ModelTruth:
         decode: float = 1.0,
     ) -> None:
         self.total_sms = total_sms
+        self.idle_w, self.power_cap_w = constants.static_w, constants.power_cap_w
         self._constants, self._model = constants, ModelWork(constants, shape, dtype_bytes)
         self._factors: dict[Kind, float] = {"prefill": prefill, "decode": decode, "mixed": sqrt(prefill * decode)}
         self._waves = WaveMemo(constants)
         self._work: dict[_Counts, Work] = {}
-        self._alone: dict[tuple[_Counts, float], float] = {}
-        self._beside: dict[tuple[_Counts, float, _Counts, float], tuple[float, float]] = {}
+        self._alone: dict[tuple[_Counts, float], Pace] = {}
+        self._beside: dict[tuple[_Counts, float, _Counts, float], tuple[Pace, Pace]] = {}
 
     @classmethod
     def perturbed(
@@ -114,17 +133,18 @@ class ModelTruth:
         constants = replace(found, **moved)
         return cls(constants, calibration.total_sms, shape, dtype_bytes, change.prefill, change.decode)
 
-    def alone_s(self, step: StepShape, sms: int) -> float:
+    def alone(self, step: StepShape, sms: int) -> Pace:
         """See `Truth`."""
         key = _counts(step), float(sms)
         found = self._alone.get(key)
         if found is None:
             self._forget()
-            found = forecast(self._constants, self._roofs(*key)).seconds * self._factors[step.kind]
-            self._alone[key] = found
+            own = self._roofs(*key)
+            asked_w = watts_at(self._constants, ((own, ALONE),), 1.0)
+            found = self._alone[key] = self._pace(step.kind, forecast(self._constants, own), own, asked_w)
         return found
 
-    def beside_s(self, step: StepShape, sms: int, other: StepShape, other_sms: int) -> float:
+    def beside(self, step: StepShape, sms: int, other: StepShape, other_sms: int) -> Pace:
         """See `Truth`; one of the two is decode, the other prefill."""
         if step.decode_rows:
             decode_sms, prefill_sms = effective_sms(sms, other_sms, self.total_sms)
@@ -138,10 +158,16 @@ class ModelTruth:
             found = self._beside[key] = self._pair(*key)
         return found[1] if step.decode_rows else found[0]
 
-    def _pair(self, prefill: _Counts, prefill_sms: float, decode: _Counts, decode_sms: float) -> tuple[float, float]:
+    def _pair(self, prefill: _Counts, prefill_sms: float, decode: _Counts, decode_sms: float) -> tuple[Pace, Pace]:
         one, other = self._roofs(prefill, prefill_sms), self._roofs(decode, decode_sms)
+        running: Running = (one, beside(self._constants, other)), (other, beside(self._constants, one))
+        asked_w = watts_at(self._constants, running, 1.0)
         found = forecast_pair(self._constants, one, other)
-        return found[0].seconds * self._factors["prefill"], found[1].seconds * self._factors["decode"]
+        return self._pace("prefill", found[0], one, asked_w), self._pace("decode", found[1], other, asked_w)
+
+    def _pace(self, kind: Kind, steady: Forecast, own: Roofs, asked_w: float) -> Pace:
+        factor, top_s = self._factors[kind], max(steady.seconds - steady.clock_s, own.least_s)
+        return Pace(steady.seconds * factor, top_s * factor, asked_w)
 
     def _roofs(self, counts: _Counts, sms: float) -> Roofs:
         found = self._work.get(counts)
