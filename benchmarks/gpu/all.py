@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.gpu.report import Report
 from benchmarks.record import RESULTS
 
-SCRIPTS = ("phases", "corun", "decode_gaps", "host_cost", "operators", "partition_switch", "offline")
+SCRIPTS = ("phases", "corun", "decode_gaps", "host_cost", "operators", "partition_switch", "idle_tax", "offline")
 WITHOUT_ENGINE = ("partition_switch",)
 
 

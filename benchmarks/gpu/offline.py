@@ -19,6 +19,7 @@ from benchmarks.gpu.report import Report
 
 from bulletserve.calibrations import find_calibration
 from bulletserve.core.events import Arrived
+from bulletserve.core.ports import Outlet
 from bulletserve.core.request import Request
 from bulletserve.estimator.estimator import Estimator
 from bulletserve.scheduler.inbox import MonotonicClock
@@ -64,11 +65,8 @@ def run(bench: Bench, report: Report) -> None:
 def _serve(bench: Bench, report: Report, workload: str, policy: str, lengths: Sequence[RequestLengths]) -> None:
     requests = random_requests(lengths, bench.shape.vocab_size)
     collector = Collector()
-    limits = bench.limits(MAX_ROWS)
-    chosen = make_policy(policy)
-    forecasts = _forecasts(bench) if chosen.needs_forecasts else None
-    state = State(limits, KvLedger(limits.total_blocks + 1, limits.block_size, False), chosen.rules, forecasts)
-    loop = Loop(state, chosen, bench.executor, bench.inbox, MonotonicClock(), collector)
+    loop = make_loop(bench, policy, collector)
+    state = loop.state
     began_s = time.monotonic()
     for request in requests:
         collector.expect(request)
@@ -97,6 +95,14 @@ def _serve(bench: Bench, report: Report, workload: str, policy: str, lengths: Se
     name = f"offline_{workload}_{policy}".translate(str.maketrans("-:=,.", "_____"))
     report.add(**{f"{name}_{figure}": value for figure, value in figures.items()})
     report.line(f"{f'{workload} {policy}':42}", *figures.values())
+
+
+def make_loop(bench: Bench, policy: str, outlet: Outlet) -> Loop:
+    """The scheduler's loop over the bench's engine, with the prefix cache off."""
+    limits, chosen = bench.limits(MAX_ROWS), make_policy(policy)
+    forecasts = _forecasts(bench) if chosen.needs_forecasts else None
+    state = State(limits, KvLedger(limits.total_blocks + 1, limits.block_size, False), chosen.rules, forecasts)
+    return Loop(state, chosen, bench.executor, bench.inbox, MonotonicClock(), outlet)
 
 
 def _forecasts(bench: Bench) -> Estimator:
