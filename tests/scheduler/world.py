@@ -8,6 +8,7 @@ the other end: every request is answered once and hears the tokens that it would
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
+from math import inf
 from random import Random
 
 from bulletserve.core.events import Aborted, Arrived, Event, Output, Status, StepDone
@@ -23,6 +24,7 @@ from bulletserve.scheduler.policy import Policy
 from bulletserve.scheduler.state import State
 from bulletserve.simulator.device import SimulatedDevice
 from bulletserve.simulator.executor import VirtualExecutor
+from bulletserve.simulator.truth import Pace
 from tests.scheduler.forecasters import FORECASTS
 
 TOTAL_SMS = 8
@@ -36,13 +38,18 @@ class GridTruth:
 
     seed: int = 0
     total_sms: int = TOTAL_SMS
+    idle_w: float = 0.0
+    power_cap_w: float = inf
 
-    def alone_s(self, step: StepShape, sms: int) -> float:
-        return Random(hash((self.seed, hash(step), sms))).choice((0.125, 0.25, 0.5, 1.0))
+    def alone(self, step: StepShape, sms: int) -> Pace:
+        return self._pace(step, sms, 1.0)
 
-    def beside_s(self, step: StepShape, sms: int, other: StepShape, other_sms: int) -> float:
-        slowdown = Random(hash((self.seed, hash(step), hash(other)))).choice((1.0, 1.5, 2.0))
-        return self.alone_s(step, sms) * slowdown
+    def beside(self, step: StepShape, sms: int, other: StepShape, other_sms: int) -> Pace:
+        return self._pace(step, sms, Random(hash((self.seed, hash(step), hash(other)))).choice((1.0, 1.5, 2.0)))
+
+    def _pace(self, step: StepShape, sms: int, slowdown: float) -> Pace:
+        seconds = slowdown * Random(hash((self.seed, hash(step), sms))).choice((0.125, 0.25, 0.5, 1.0))
+        return Pace(seconds, seconds, 0.0)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ DEBT_AT_ONCE = 1.5
 FASTEST = 0.7
 """Nobody catches up by steps of less than this part of the target."""
 
-FREE_PACE = 3.0
+FREE_PACE = 4.0
 """Without any target, a decode step may take so many times what it takes alone."""
 
 
