@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from bulletserve.core.correction import NO_CORRECTION, NO_ERRORS, Correction
 from bulletserve.core.request import Finished, Request
+from bulletserve.core.token_rules import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,8 @@ class StepDone:
     """A step has run, or failed with `error`. `fatal`: the device can do no further work.
 
     `tokens` in the order of the launch: parts that sample, then rows. Times in seconds of the loop's clock.
+    `logprobs`: of those that want it, the place in `tokens` and what is told. `prompt_logprobs`: of those that want
+    it, the number of the launch's part, the place in the prompt of the first token told, and what is told.
     """
 
     step_id: int
@@ -47,6 +50,8 @@ class StepDone:
     finished_s: float
     error: str = ""
     fatal: bool = False
+    logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
+    prompt_logprobs: tuple[tuple[int, int, tuple[TokenLogprobs, ...]], ...] = ()
 
 
 Event = Arrived | Aborted | Stop | CacheReset | StepDone
@@ -58,6 +63,8 @@ class Output:
 
     `tokens[i]` is the next token of `request_ids[i]`, which may appear more than once.
     `first_tokens` pairs requests whose first token is among them with the prompt tokens found in the cache.
+    `logprobs` tells, request by request in the order of their tokens, about the tokens of those that asked;
+    `prompt_logprobs` about tokens of prompts, from a place on; of what is told twice the later counts.
     """
 
     now_s: float
@@ -65,6 +72,8 @@ class Output:
     tokens: tuple[int, ...]
     first_tokens: tuple[tuple[int, int], ...]
     finished: tuple[Finished, ...]
+    logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
+    prompt_logprobs: tuple[tuple[int, int, tuple[TokenLogprobs, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,6 +153,8 @@ class Job:
             request.top_p,
             request.top_k,
             request.seed,
+            request.rules,
+            self.prompt_tokens,
         )
 
     def leave_seat(self) -> None:
@@ -164,7 +166,11 @@ class Job:
         self.cached = self.computed = self.settled = self.kv_tokens = 0
 
     def findable_names(self, block_size: int) -> list[bytes]:
-        """The hashes of the blocks that may be in the cache already: one token at least is left to compute."""
+        """The hashes of the blocks that may be in the cache already: one token at least is left to compute, and all
+        whose likelihood is to be told."""
+        rules = self.request.rules
+        if rules is not None and rules.prompt_logprobs is not None:
+            return []
         findable = (self.target - 1) // block_size
         return self.block_names(findable, block_size)[:findable]
 

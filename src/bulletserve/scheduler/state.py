@@ -6,7 +6,7 @@ ended, the token that the next step draws for it is void: it is not told, not co
 blocks are freed only when that step has run too.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from bulletserve.core.correction import NO_ERRORS, Correction
 from bulletserve.core.events import Aborted, Arrived, CacheReset, Event, Output, Status, StepDone, Stop
@@ -141,7 +141,7 @@ class State:
         else:
             for job, tokens in step.settles:
                 self._settle(job, tokens)
-            self._take_tokens(step, done.tokens, now_s)
+            self._take_tokens(step, done, now_s)
         for job in step.leaving:
             self._vacate(job)
         if not (self._decoding or any(step.launch.rows for step in self._steps.values())):
@@ -154,14 +154,14 @@ class State:
         for job in (*step.batch, *step.drawn):
             self._end(job, FinishReason.ERROR, message=done.error)
 
-    def _take_tokens(self, step: StartedStep, tokens: Sequence[int], now_s: float) -> None:
+    def _take_tokens(self, step: StartedStep, done: StepDone, now_s: float) -> None:
         """One pass over the rows of a step, then those for whom it was more than one more token."""
         stopped: list[tuple[Job, int]] = []
-        for job, token in zip(step.drawn, tokens, strict=True):
+        for job, token in zip(step.drawn, done.tokens, strict=True):
             job.tokens.append(token)
             if token in job.stop_ids:
                 stopped.append((job, token))
-        self._outbox.tell(step.drawn_ids, tokens, step.void)
+        self._outbox.tell(step, done)
         for job in step.firsts:
             self._speak(job, step.started_s, now_s)
         for job, token in stopped:

@@ -182,7 +182,13 @@ def _digest(last: bytes, body: bytes) -> bytes:
 def _event(event: Event) -> list[Any]:
     if isinstance(event, Arrived):
         return ["arrived", event.request]
-    return [_EVENT_NAMES[type(event)], *(getattr(event, field.name) for field in dataclasses.fields(event))]
+    return [_EVENT_NAMES[type(event)], *(getattr(event, name) for name in _recorded(type(event)))]
+
+
+def _recorded(kind: type) -> list[str]:
+    """The names of an event's fields but those that decide nothing."""
+    names = [field.name for field in dataclasses.fields(kind)]
+    return [name for name in names if name not in ("logprobs", "prompt_logprobs")]
 
 
 def _read_event(row: list[Any]) -> Event:
@@ -191,8 +197,7 @@ def _read_event(row: list[Any]) -> Event:
         request = msgspec.convert(fields[0], Request)
         return Arrived(dataclasses.replace(request, prompt_ids=array("q", request.prompt_ids)))
     kind = _EVENTS[name]
-    names = [field.name for field in dataclasses.fields(kind)]
-    event: Event = msgspec.convert(dict(zip(names, fields, strict=True)), kind)
+    event: Event = msgspec.convert(dict(zip(_recorded(kind), fields, strict=True)), kind)
     return event
 
 

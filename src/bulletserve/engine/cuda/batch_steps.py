@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from bulletserve.core.errors import EngineError
 from bulletserve.core.launch import Launch, PromptPart
@@ -27,9 +26,12 @@ from bulletserve.engine.cuda.library_attention import LibraryAttention
 from bulletserve.engine.cuda.pinned_ring import TokenReturn
 from bulletserve.engine.cuda.seat_tables import CudaSeats, SeatUpdate, SeatUpdater
 from bulletserve.engine.cuda.tail import Tail
+from bulletserve.engine.drawn import Drawn
 from bulletserve.engine.kv_cache import KvCache
+from bulletserve.engine.ruled_seats import PROMPT_PIECE, PromptRun
 from bulletserve.kernels.cuda.prefill_attention import PrefillSegments
 from bulletserve.kernels.cuda.step_tables import begin_decode, gather_rows
+from bulletserve.kernels.token_rules import to_device
 from bulletserve.models.cuda_operators import AttentionPart, CudaStepContext, LaneWorkspace
 from bulletserve.models.decoder import Decoder
 
@@ -78,8 +80,8 @@ class BatchSteps:
         self._batch: _Batch | None = None
         self.graphs = StepGraphs()
 
-    def run(self, launch: Launch, update: SeatUpdate | None) -> Tensor | None:
-        """Queue one step; the host tensor where its tokens will lie, if it draws any.
+    def run(self, launch: Launch, update: SeatUpdate | None) -> Drawn:
+        """Queue one step; what it draws, if anything, will lie on the host.
 
         Raises `EngineError` for a layer group whose batch was lost.
         """
@@ -96,8 +98,8 @@ class BatchSteps:
         batch.next_layer = end
         if end < self.layers:
             self._batch = batch
-            return None
-        return self._draw(batch.size, step.sms)
+            return Drawn()
+        return self._draw(launch, batch.size, step.sms)
 
     def give_up(self, launch: Launch, update: SeatUpdate | None) -> None:
         """See `LaneSteps`. Prompts that a mixed step was to finish are rows of the next step already."""
@@ -166,9 +168,13 @@ class BatchSteps:
         positions, slots = self._in.positions[:tokens], self._in.slots[:tokens]
         return CudaStepContext(sms, capturing, self.workspace, positions, slots, parts)
 
-    def _draw(self, size: BatchSize, sms: int) -> Tensor | None:
+    def _draw(self, launch: Launch, size: BatchSize, sms: int) -> Drawn:
+        drawn = Drawn()
+        runs = self._seats.ruled.prompt_runs(launch.parts)
+        if runs:
+            self._tell_of_prompts(runs, launch, sms, drawn)
         if not size.sampled:
-            return None
+            return drawn
         bucket = bucket_of(self._row_buckets, size.sampled)
         assert bucket is not None, "more rows sampled than there are seats"
         graph = self.graphs.get(GraphKey("tail", bucket, sms))
@@ -176,7 +182,21 @@ class BatchSteps:
             graph.replay()
         else:
             self._tail_work(bucket, sms, capturing=False)
-        return self._return.fetch(self._tail.tokens[: size.sampled])
+        ruled = self._seats.ruled.drawn(launch.parts, launch.rows, self._seats.length)
+        if ruled:
+            self._tail.redraw(ruled, sms, drawn)
+        drawn.tokens = self._return.fetch(self._tail.tokens[: size.sampled])
+        return drawn
+
+    def _tell_of_prompts(self, runs: Sequence[PromptRun], launch: Launch, sms: int, drawn: Drawn) -> None:
+        rows = max(bucket for bucket in self._row_buckets if bucket <= max(PROMPT_PIECE, self._row_buckets[0]))
+        context = self._context(rows, sms, ())
+        for whole in runs:
+            prompt = self._seats.prompt(launch.parts[whole.part].seat)
+            for run in whole.pieces(rows):
+                hidden = self.workspace.hidden[run.row : run.row + run.end - run.first]
+                targets = to_device(prompt[run.first : run.end].astype(np.int64), hidden.device)
+                drawn.prompts.append((run, self._tail.of_prompt(hidden, targets, run.most, context, rows)))
 
     # --- graphs -----------------------------------------------------------------------------------------------
 
@@ -218,6 +238,10 @@ class BatchSteps:
         gather_rows(space.hidden, own.at[:rows], own.live_samples, sampled)
         context = self._context(rows, sms, (), capturing=capturing)
         self._tail.draw(sampled, own.sample_seats[:rows], own.live_samples, own.new_lengths[:rows], context)
+
+    def warm_rules(self, sms: int) -> None:
+        """See `CapturedSteps`."""
+        self._tail.warm(sms)
 
     def pad(self) -> None:
         """Let the inputs be padding only, and all attention planned, as captures and warm-ups want them."""
