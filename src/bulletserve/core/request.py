@@ -5,7 +5,7 @@ time a `Request` exists every default is resolved and every field is known to be
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from bulletserve.core.errors import InvalidRequest
@@ -70,6 +70,12 @@ class SamplingParams:
         self._check_tokens()
         self._check_logprobs()
 
+    def copy(self, number: int) -> "SamplingParams":
+        """These for one of several answers to a prompt: each has a seed of its own."""
+        if self.seed is None or not number:
+            return self
+        return replace(self, seed=(self.seed + number + SEED_LIMIT) % (2 * SEED_LIMIT) - SEED_LIMIT)
+
     def _check_numbers(self) -> None:
         if not _is_number(self.temperature) or not 0 <= self.temperature <= 100:
             raise InvalidRequest("temperature must be a number from 0 to 100", param="temperature")
@@ -85,8 +91,9 @@ class SamplingParams:
     def _check_stops(self) -> None:
         if len(self.stop) > 16 or any(not isinstance(s, str) or not s for s in self.stop):
             raise InvalidRequest("stop must be at most 16 strings, none of them empty", param="stop")
-        if any(type(i) is not int or i < 0 for i in self.stop_token_ids):
-            raise InvalidRequest("stop_token_ids must be token ids, 0 or larger", param="stop_token_ids")
+        wrong = [token for token in self.stop_token_ids if type(token) is not int or token < 0]
+        if wrong:
+            raise InvalidRequest(f"stop_token_ids: {wrong[0]!r} is no token id", param="stop_token_ids")
         for name in ("ignore_eos", "include_stop_str_in_output"):
             if type(getattr(self, name)) is not bool:
                 raise InvalidRequest(f"{name} must be true or false", param=name)

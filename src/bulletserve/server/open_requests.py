@@ -6,12 +6,13 @@ engine dies; what nobody waits for is aborted; and more requests than may wait a
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from bulletserve.core.engine_info import EngineInfo
 from bulletserve.core.errors import BulletError, EngineDied, EngineError, InvalidRequest, Overloaded, RequestError
 from bulletserve.core.events import Output, Status
 from bulletserve.core.request import Finished, FinishReason
+from bulletserve.core.token_rules import TokenLogprobs
 from bulletserve.server.calls import Answer, Call, End, Prompt
 from bulletserve.telemetry.end_rate import EndRate
 from bulletserve.telemetry.metrics import Metrics
@@ -175,9 +176,14 @@ class OpenRequests:
         for request_id, cached_tokens in output.first_tokens:
             if request_id in opened:
                 opened[request_id].cached_tokens = cached_tokens
+        told = self._told(output) if output.logprobs or output.prompt_logprobs else {}
         for request_id, token in zip(output.request_ids, output.tokens, strict=True):
             answer = opened.get(request_id)
             if answer is None:  # the client left or a stop string matched, and the engine does not know yet
+                continue
+            extras = answer.prompt.extras
+            if extras is not None and extras.silent:
+                answer.last_token_s = now_s
                 continue
             answer.tokens += 1
             if answer.tokens == 1:
@@ -185,7 +191,9 @@ class OpenRequests:
             else:
                 gaps.observe(now_s - answer.last_token_s)
             answer.last_token_s = now_s
-            if stopped_by and stopped_by.get(request_id) == token:
+            if extras is not None:
+                extras.hear(token, next(told[request_id], None) if request_id in told else None)
+            if stopped_by and stopped_by.get(request_id) == token and not (extras is not None and extras.shows_stop):
                 continue  # it ends the answer and is no part of its text
             text = answer.prompt.detokenizer.push(token)
             if answer.prompt.detokenizer.matched is not None:
@@ -200,6 +208,17 @@ class OpenRequests:
                 self._finished(answer, finished)
         self._abort(matched)
 
+    def _told(self, output: Output) -> dict[int, Iterator[TokenLogprobs]]:
+        """What is told of the tokens of each request, in order; hands on at once what is told of prompts."""
+        for request_id, first, several in output.prompt_logprobs:
+            answer = self._open.get(request_id)
+            if answer is not None and answer.prompt.extras is not None:
+                answer.prompt.extras.hear_of_prompt(first, several)
+        told: dict[int, list[TokenLogprobs]] = {}
+        for request_id, one in output.logprobs:
+            told.setdefault(request_id, []).append(one)
+        return {request_id: iter(several) for request_id, several in told.items()}
+
     def _first_token(self, answer: Answer, now_s: float) -> None:
         self._more_wait(-1)
         self.metrics.prompt_tokens += answer.prompt_tokens
@@ -211,6 +230,8 @@ class OpenRequests:
             text = answer.prompt.detokenizer.finish()
             matched = answer.prompt.detokenizer.matched
             end = End(finished.reason.value, stop_id) if matched is None else End("stop", matched)
+            if answer.prompt.extras is not None and answer.prompt.extras.silent:
+                end = End("length")
             self._finish(answer, text, end)
             return
         self._forget(answer, "abort" if finished.reason is FinishReason.ABORT else "error")

@@ -5,7 +5,6 @@ where the tokenizers library works without the GIL; a short one costs less than 
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,19 +15,19 @@ from bulletserve.core.request import SamplingParams
 from bulletserve.core.resolve import ModelLimits, context_too_long, resolve_request
 from bulletserve.core.slo import Slo
 from bulletserve.formats.description import GenerationDefaults
+from bulletserve.server.answer_extras import AnswerExtras, echo_of
 from bulletserve.server.calls import Prompt
 from bulletserve.server.inputs import message_list, prompt_list
 from bulletserve.server.open_requests import OpenRequests
 from bulletserve.server.protocol import ChatBody, CommonBody, CompletionBody, sampling_params
 from bulletserve.server.slo_fields import request_slo
 from bulletserve.server.text_codec import TextCodec
+from bulletserve.server.token_log import TokenLog, TokenNames
 
 _INLINE_CHARACTERS = 4000
 """Texts up to this are tokenised on the event loop: about 1 ms."""
 
 _WORKERS = 2
-
-_log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -46,12 +45,6 @@ class PromptMaker:
         self._classes = classes
         self._workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="tokenize")
         self._at_work = 0
-        for name, value, neutral in (
-            ("min_p", defaults.min_p, 0.0),
-            ("repetition_penalty", defaults.repetition_penalty, 1.0),
-        ):
-            if value not in (None, neutral):
-                _log.warning("the checkpoint's default %s=%g is not applied: it is not supported yet", name, value)
 
     def close(self) -> None:
         """End the worker threads."""
@@ -60,8 +53,8 @@ class PromptMaker:
     async def completion(self, body: CompletionBody) -> list[Prompt]:
         """The prompts of a completion. Raises `RequestError`; then none of them may run."""
         params = sampling_params(body, self._defaults)
-        prompts = prompt_list(body.prompt)
-        self._open_requests.check_room(len(prompts) + self._at_work)
+        prompts, copies = prompt_list(body.prompt), range(body.choices)
+        self._open_requests.check_room(len(prompts) * len(copies) + self._at_work)
         add_special_tokens = body.add_special_tokens is not False
 
         def encode_all() -> list[list[int]]:
@@ -70,13 +63,18 @@ class PromptMaker:
         characters = sum(len(one) for one in prompts if isinstance(one, str))
         arrival_s = time.monotonic()
         encoded = await self._run(encode_all, characters)
-        return [self._prompt(ids, body, params, "prompt", arrival_s) for ids in encoded]
+        return [
+            self._prompt(ids, body, params, "prompt", arrival_s, copy, sent if isinstance(sent, str) else None)
+            for sent, ids in zip(prompts, encoded, strict=True)
+            for copy in copies
+        ]
 
     async def chat(self, body: ChatBody) -> list[Prompt]:
         """The prompt of a chat. Raises `RequestError`."""
         params = sampling_params(body, self._defaults)
         messages = message_list(body.messages)
-        self._open_requests.check_room(1 + self._at_work)
+        copies = range(body.choices)
+        self._open_requests.check_room(len(copies) + self._at_work)
 
         def encode() -> list[int]:
             text = self._codec.render_chat(
@@ -89,7 +87,7 @@ class PromptMaker:
 
         arrival_s = time.monotonic()
         ids = await self._run(encode, sum(len(message["content"]) for message in messages))
-        return [self._prompt(ids, body, params, "messages", arrival_s)]
+        return [self._prompt(ids, body, params, "messages", arrival_s, copy) for copy in copies]
 
     async def _run(self, work: Callable[[], Result], characters: int) -> Result:
         if characters <= _INLINE_CHARACTERS:
@@ -113,7 +111,14 @@ class PromptMaker:
         return self._codec.encode(text, add_special_tokens=add_special_tokens)
 
     def _prompt(
-        self, ids: Sequence[int], body: CommonBody, params: SamplingParams, param: str, arrival_s: float
+        self,
+        ids: Sequence[int],
+        body: CommonBody,
+        params: SamplingParams,
+        param: str,
+        arrival_s: float,
+        copy: int,
+        sent: str | None = None,
     ) -> Prompt:
         limits = self._limits
         _, asked = body.wanted_tokens
@@ -123,15 +128,44 @@ class PromptMaker:
         request = resolve_request(
             self._open_requests.new_id(),
             ids,
-            params,
+            params.copy(copy),
             limits,
             arrival_s,
             param=param,
             slo=request_slo(body.slo, self._classes),
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
+            bad_words=self._codec.bad_word_ids(params.bad_words),
         )
         detokenizer = self._codec.detokenizer(
-            ids, stop=params.stop, skip_special_tokens=body.skip_special_tokens is not False
+            ids,
+            stop=params.stop,
+            keep_stop=params.include_stop_str_in_output,
+            min_tokens=params.min_tokens,
+            skip_special_tokens=body.skip_special_tokens is not False,
         )
-        return Prompt(request, detokenizer, frozenset(params.stop_token_ids))
+        extras = answer_extras(self._codec, ids, body, params, sent)
+        return Prompt(request, detokenizer, frozenset(params.stop_token_ids), extras, copy)
+
+
+def answer_extras(
+    codec: TextCodec, ids: Sequence[int], body: CommonBody, params: SamplingParams, sent: str | None
+) -> AnswerExtras | None:
+    """What the answer has beyond its text; None for nothing."""
+    completion = body if isinstance(body, CompletionBody) else None
+    skips = body.skip_special_tokens is not False
+    echo = completion is not None and bool(completion.echo)
+    pieces = codec.tokenizer.pieces if skips else codec.tokenizer.all_pieces
+    logs, tells_prompt = params.logprobs is not None, body.prompt_logprobs is not None
+    if not (echo or logs or tells_prompt or params.include_stop_str_in_output):
+        return None
+    return AnswerExtras(
+        ids,
+        TokenNames(codec.tokenizer.all_pieces),
+        chat=completion is None,
+        silent=echo and body.wanted_tokens[1] == 0,
+        shows_stop=params.include_stop_str_in_output,
+        log=TokenLog(codec.detokenizer(ids, skip_special_tokens=skips), pieces) if logs else None,
+        echo=echo_of(ids, codec.detokenizer((), skip_special_tokens=skips), sent) if echo else None,
+        tells_prompt=tells_prompt,
+    )

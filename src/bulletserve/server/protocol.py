@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from bulletserve.core.errors import InvalidRequest
 from bulletserve.core.request import SamplingParams
 from bulletserve.formats.description import GenerationDefaults
+from bulletserve.server.sampling_fields import ChatSampling, CompletionSampling, SamplingFields
 from bulletserve.server.slo_fields import SloBody
 
 Json: TypeAlias = Any
@@ -25,39 +26,26 @@ _REMEMBERED_FIELDS = 1000
 
 _IGNORED = frozenset(
     {"user", "metadata", "store", "service_tier", "request_id", "safety_identifier", "prompt_cache_key", "verbosity"}
-    | {"parallel_tool_calls", "spaces_between_special_tokens", "reasoning_effort"}
+    | {"parallel_tool_calls", "reasoning_effort"}
 )
 
 _NOT_SERVED: Mapping[str, tuple[Json, ...]] = {
-    "allowed_token_ids": ([],),
     "audio": (),
-    "bad_words": ([],),
-    "best_of": (1,),
     "chat_template": (),
     "continue_final_message": (False,),
     "documents": ([],),
     "early_stopping": (False,),
     "echo": (False,),
-    "frequency_penalty": (0,),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "guided_choice": (),
     "guided_grammar": (),
     "guided_json": (),
     "guided_regex": (),
-    "include_stop_str_in_output": (False,),
     "length_penalty": (1,),
-    "logit_bias": ({},),
     "logits_processors": ([],),
-    "logprobs": (False,),
-    "min_p": (0,),
-    "min_tokens": (0,),
     "modalities": (["text"],),
-    "n": (1,),
-    "presence_penalty": (0,),
     "prompt_embeds": (),
-    "prompt_logprobs": (),
-    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
@@ -86,7 +74,7 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool | None = None
 
 
-class CommonBody(BaseModel):
+class CommonBody(SamplingFields):
     """What both endpoints take. null means absent everywhere."""
 
     model_config = ConfigDict(strict=True, extra="allow")
@@ -114,13 +102,13 @@ class CommonBody(BaseModel):
         return "max_tokens", self.max_tokens
 
 
-class CompletionBody(CommonBody):
+class CompletionBody(CommonBody, CompletionSampling):
     """`POST /v1/completions`. `prompt` is checked in `inputs`."""
 
     prompt: Json = None
 
 
-class ChatBody(CommonBody):
+class ChatBody(CommonBody, ChatSampling):
     """`POST /v1/chat/completions`. `messages` are checked in `inputs`."""
 
     messages: Json = None
@@ -180,6 +168,8 @@ def sampling_params(body: CommonBody, defaults: GenerationDefaults) -> SamplingP
     `max_tokens` stays None where the answer may take all the room. Raises `InvalidRequest`.
     """
     name, max_tokens = body.wanted_tokens
+    if max_tokens == 0 and isinstance(body, CompletionBody) and body.echo:
+        max_tokens = 1  # the engine makes one at least; it is not told
     if max_tokens is not None and max_tokens < 1:
         raise InvalidRequest(f"{name} must be at least 1", param=name)
     if max_tokens is None and isinstance(body, CompletionBody):
@@ -198,7 +188,19 @@ def sampling_params(body: CommonBody, defaults: GenerationDefaults) -> SamplingP
         stop=stop,
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
+        min_p=_first(body.min_p, defaults.min_p, 0.0),
+        repetition_penalty=_first(body.repetition_penalty, defaults.repetition_penalty, 1.0),
+        **_told_prompt(body, body.sampling_options()),
     )
+
+
+def _told_prompt(body: CommonBody, options: dict[str, Json]) -> dict[str, Json]:
+    """`options`, where what is told of a prompt is what an echo needs, too."""
+    if options.get("prompt_logprobs") is not None and body.stream:
+        raise InvalidRequest("prompt_logprobs are not told in a stream", param="prompt_logprobs")
+    if isinstance(body, CompletionBody) and body.echo and options["logprobs"] is not None:
+        options["prompt_logprobs"] = max(options["logprobs"], options.get("prompt_logprobs", 0))
+    return options
 
 
 Number = TypeVar("Number", int, float)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bulletserve.core.errors import BrokenCheckpoint, InvalidRequest
+from bulletserve.core.token_rules import MOST_WORD_TOKENS
 from bulletserve.formats.description import Checkpoint
 from bulletserve.server.byte_tokenizer import byte_backend
 from bulletserve.server.chat_template import ChatTemplate
@@ -84,8 +85,33 @@ class TextCodec:
         return self.encode(text, add_special_tokens=False)
 
     def detokenizer(
-        self, prompt_ids: Sequence[int], *, stop: Sequence[str] = (), skip_special_tokens: bool = True
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        stop: Sequence[str] = (),
+        keep_stop: bool = False,
+        min_tokens: int = 0,
+        skip_special_tokens: bool = True,
     ) -> Detokenizer:
         """What turns the ids of one answer to this prompt into text as they come."""
         pieces = self.tokenizer.pieces if skip_special_tokens else self.tokenizer.all_pieces
-        return Detokenizer(pieces, stop=stop, tail=open_character(pieces, prompt_ids))
+        tail = open_character(pieces, prompt_ids)
+        return Detokenizer(pieces, stop=stop, keep_stop=keep_stop, min_tokens=min_tokens, tail=tail)
+
+    def bad_word_ids(self, words: Sequence[str]) -> list[tuple[int, ...]]:
+        """The ids of words that an answer must not hold, each at the start of a line and after a blank.
+
+        Raises `InvalidRequest` for one of too many tokens.
+        """
+        found: dict[tuple[int, ...], None] = {}
+        for word in words:
+            for text in (word, " " + word.lstrip()):
+                ids = tuple(self.encode(text, add_special_tokens=False))
+                if len(ids) > MOST_WORD_TOKENS:
+                    raise InvalidRequest(
+                        f"bad_words: {word[:40]!r} has {len(ids)} tokens, at most {MOST_WORD_TOKENS} may be banned",
+                        param="bad_words",
+                    )
+                if ids:
+                    found[ids] = None
+        return list(found)

@@ -57,7 +57,7 @@ class Tail:
             sample(logits, narrow, live, seats, positions, out, self._scratch, sms)
             return out.long()
 
-        tokens, told = rows.draw(every[rows.at], self._seats.history, seats.temperature[rows.seats], draw)
+        _, told = rows.draw(every[rows.at], self._seats.history, seats.temperature[rows.seats], draw)
         self.tokens.index_copy_(0, rows.at, out)
         seats.last_token.index_copy_(0, rows.seats, out)
         if told is not None:
@@ -82,8 +82,8 @@ class Tail:
         self.redraw([RuledRow(0, spare, 2, RulesOfSeat.of(rules, 1))], sms, Drawn())
 
 
-_AT_ONCE = 16
-"""Rows whose logits are copied at once: about 10 MB."""
+_AT_ONCE = 32
+"""Rows whose logits are copied at once: about 20 MB."""
 
 
 def to_host(told: LogprobTensors) -> LogprobTensors:
