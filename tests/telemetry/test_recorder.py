@@ -16,12 +16,13 @@ from bulletserve.core.events import Aborted, Arrived, CacheReset, Event, StepDon
 from bulletserve.core.plan import DecodeStep, MixedStep, Plan, PrefillGroup, Refusal
 from bulletserve.core.request import Request
 from bulletserve.core.slo import Slo
+from bulletserve.core.token_rules import TokenLogprobs, TokenRules
 from bulletserve.telemetry.record_format import LineWriter, Record, Turn
 from bulletserve.telemetry.recorder import Recorder
 
 EVENTS: tuple[Event, ...] = (
     Arrived(Request(3, (1, 2, 3), 9, 0.25, 0.7, 0.9, 5, 2**62, frozenset({2, 7}), Slo("chat", 0.3, None), 1, "salt é",
-                    (b"\x00\xff" * 8,))),
+                    (b"\x00\xff" * 8,), TokenRules(bad_words=((1, 2),), bias=((3, -1.5),), logprobs=0))),
     Aborted(12),
     CacheReset(),
     StepDone(4, (5, 6), 0.1, 0.2),
@@ -49,6 +50,12 @@ def written(path: Path, given_turns: list[tuple[float, tuple[Event, ...], tuple[
     parts = [lines.header({"what": "a test"}), *(lines.turn(*turn) for turn in given_turns), lines.end()]
     path.write_bytes(b"".join(parts))
     return path
+
+
+def test_what_is_told_of_tokens_decides_nothing_and_is_not_recorded() -> None:
+    told = TokenLogprobs(-0.5, 1)
+    done = StepDone(4, (5, 6), 0.1, 0.2, logprobs=((0, told),), prompt_logprobs=((0, 1, (told,)),))
+    assert LineWriter().turn(1.0, (done,), ()) == LineWriter().turn(1.0, (EVENTS[3],), ())
 
 
 def plain(event: Event) -> Event:
