@@ -18,6 +18,7 @@ from bulletserve.core.launch import Launch, PromptPart
 from bulletserve.core.partition import Lattice
 from bulletserve.core.plan import PrefillGroup
 from bulletserve.core.snapshot import MAX_BATCH_PROMPTS
+from bulletserve.core.token_rules import MOST_LOGPROBS
 from bulletserve.engine.cuda.attention import DecodePart, PrefillPart, decode_attention
 from bulletserve.engine.cuda.batch_inputs import BatchInputs, BatchSize, SegmentArrays
 from bulletserve.engine.cuda.buckets import bucket_of
@@ -70,6 +71,7 @@ class BatchSteps:
         self._model, self._cache, self._seats, self.workspace = model, cache, seats, workspace
         self._lattice, self.layers = lattice, shape.num_layers
         self._token_buckets, self._layer_buckets, self._row_buckets = token_buckets, layer_buckets, row_buckets
+        self._piece_rows = max(rows for rows in row_buckets if rows <= max(PROMPT_PIECE, row_buckets[0]))
         self._library = library
         self._updater = SeatUpdater(seats, device)
         self._in = BatchInputs(seats, max_tokens, cache.block_size, device)
@@ -189,7 +191,7 @@ class BatchSteps:
         return drawn
 
     def _tell_of_prompts(self, runs: Sequence[PromptRun], launch: Launch, sms: int, drawn: Drawn) -> None:
-        rows = max(bucket for bucket in self._row_buckets if bucket <= max(PROMPT_PIECE, self._row_buckets[0]))
+        rows = self._piece_rows
         context = self._context(rows, sms, ())
         for whole in runs:
             prompt = self._seats.prompt(launch.parts[whole.part].seat)
@@ -242,6 +244,10 @@ class BatchSteps:
     def warm_rules(self, sms: int) -> None:
         """See `CapturedSteps`."""
         self._tail.warm(sms)
+        hidden = self.workspace.hidden[:1]
+        target = torch.zeros(1, dtype=torch.int64, device=hidden.device)
+        context = self._context(self._piece_rows, sms, ())
+        self._tail.of_prompt(hidden, target, MOST_LOGPROBS, context, self._piece_rows)
 
     def pad(self) -> None:
         """Let the inputs be padding only, and all attention planned, as captures and warm-ups want them."""
