@@ -62,7 +62,9 @@ class SamplingParams:
             texts: str | Iterable[str] = getattr(self, name)
             object.__setattr__(self, name, (texts,) if isinstance(texts, str) else tuple(texts))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        object.__setattr__(self, "allowed_token_ids", tuple(dict.fromkeys(self.allowed_token_ids)))
+        object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+        if not isinstance(self.logit_bias, Mapping):
+            raise InvalidRequest("logit_bias must give token ids a number each", param="logit_bias")
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))
         self._check_numbers()
         self._check_stops()
@@ -118,9 +120,12 @@ class SamplingParams:
                 f"logit_bias must give at most {MOST_BIASES} token ids a number from -100 to 100", param="logit_bias"
             )
         if len(self.allowed_token_ids) > MOST_ALLOWED:
-            raise InvalidRequest(f"at most {MOST_ALLOWED} ids can be allowed", param="allowed_token_ids")
-        if len(self.bad_words) > MOST_BAD_WORDS or any(not isinstance(w, str) or not w for w in self.bad_words):
-            raise InvalidRequest(f"bad_words must be at most {MOST_BAD_WORDS} texts, none empty", param="bad_words")
+            raise InvalidRequest(f"allowed_token_ids may be at most {MOST_ALLOWED} ids", param="allowed_token_ids")
+        words = self.bad_words
+        if len(words) > MOST_BAD_WORDS or any(not isinstance(w, str) or not 0 < len(w) <= 1000 for w in words):
+            raise InvalidRequest(
+                f"bad_words must be at most {MOST_BAD_WORDS} texts of 1 to 1000 characters", param="bad_words"
+            )
 
     def _check_logprobs(self) -> None:
         for name in ("logprobs", "prompt_logprobs"):

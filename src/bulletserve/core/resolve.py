@@ -106,7 +106,7 @@ def _rules(
     """The rules of a request; None where they would change and tell nothing."""
     least = params.min_tokens if stop_ids else 0
     rules = TokenRules(
-        allowed_ids=params.allowed_token_ids,
+        allowed_ids=tuple(dict.fromkeys(params.allowed_token_ids)),
         bad_words=bad_words,
         min_tokens=least,
         end_ids=tuple(sorted(stop_ids)) if least else (),

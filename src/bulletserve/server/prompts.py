@@ -9,13 +9,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from bulletserve.core.request import SamplingParams
 from bulletserve.core.resolve import ModelLimits, context_too_long, resolve_request
 from bulletserve.core.slo import Slo
 from bulletserve.formats.description import GenerationDefaults
-from bulletserve.server.answer_extras import AnswerExtras, echo_of
+from bulletserve.server.answer_extras import AnswerExtras, Echo, echo_of
 from bulletserve.server.calls import Prompt
 from bulletserve.server.inputs import message_list, prompt_list
 from bulletserve.server.open_requests import OpenRequests
@@ -63,10 +64,22 @@ class PromptMaker:
         characters = sum(len(one) for one in prompts if isinstance(one, str))
         arrival_s = time.monotonic()
         encoded = await self._run(encode_all, characters)
+        echoes: list[Echo | None] = [None] * len(encoded)
+        if body.echo:
+            echoes = await self._run(partial(self._echoes, prompts, encoded, body), sum(map(len, encoded)))
         return [
-            self._prompt(ids, body, params, "prompt", arrival_s, copy, sent if isinstance(sent, str) else None)
-            for sent, ids in zip(prompts, encoded, strict=True)
+            self._prompt(ids, body, params, "prompt", arrival_s, copy, echo)
+            for ids, echo in zip(encoded, echoes, strict=True)
             for copy in copies
+        ]
+
+    def _echoes(
+        self, sent: Sequence[str | list[int]], encoded: Sequence[Sequence[int]], body: CommonBody
+    ) -> list[Echo | None]:
+        skips = body.skip_special_tokens is not False
+        return [
+            echo_of(ids, self._codec.detokenizer((), skip_special_tokens=skips), one if isinstance(one, str) else None)
+            for one, ids in zip(sent, encoded, strict=True)
         ]
 
     async def chat(self, body: ChatBody) -> list[Prompt]:
@@ -118,7 +131,7 @@ class PromptMaker:
         param: str,
         arrival_s: float,
         copy: int,
-        sent: str | None = None,
+        echo: Echo | None = None,
     ) -> Prompt:
         limits = self._limits
         _, asked = body.wanted_tokens
@@ -144,28 +157,26 @@ class PromptMaker:
             min_tokens=params.min_tokens,
             skip_special_tokens=body.skip_special_tokens is not False,
         )
-        extras = answer_extras(self._codec, ids, body, params, sent)
+        extras = answer_extras(self._codec, ids, body, params, echo)
         return Prompt(request, detokenizer, frozenset(params.stop_token_ids), extras, copy)
 
 
 def answer_extras(
-    codec: TextCodec, ids: Sequence[int], body: CommonBody, params: SamplingParams, sent: str | None
+    codec: TextCodec, ids: Sequence[int], body: CommonBody, params: SamplingParams, echo: Echo | None
 ) -> AnswerExtras | None:
     """What the answer has beyond its text; None for nothing."""
-    completion = body if isinstance(body, CompletionBody) else None
     skips = body.skip_special_tokens is not False
-    echo = completion is not None and bool(completion.echo)
     pieces = codec.tokenizer.pieces if skips else codec.tokenizer.all_pieces
     logs, tells_prompt = params.logprobs is not None, body.prompt_logprobs is not None
-    if not (echo or logs or tells_prompt or params.include_stop_str_in_output):
+    if not (echo is not None or logs or tells_prompt or params.include_stop_str_in_output):
         return None
     return AnswerExtras(
         ids,
         TokenNames(codec.tokenizer.all_pieces),
-        chat=completion is None,
-        silent=echo and body.wanted_tokens[1] == 0,
+        chat=isinstance(body, ChatBody),
+        silent=echo is not None and body.wanted_tokens[1] == 0,
         shows_stop=params.include_stop_str_in_output,
         log=TokenLog(codec.detokenizer(ids, skip_special_tokens=skips), pieces) if logs else None,
-        echo=echo_of(ids, codec.detokenizer((), skip_special_tokens=skips), sent) if echo else None,
+        echo=echo,
         tells_prompt=tells_prompt,
     )

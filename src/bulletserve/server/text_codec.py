@@ -23,6 +23,7 @@ class TextCodec:
         self.tokenizer = tokenizer
         self.eos_ids = frozenset(eos_ids)
         self._chat_template = chat_template
+        self._bad_words: tuple[tuple[str, ...], list[tuple[int, ...]]] = (), []
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint, chat_template: str | None = None) -> "TextCodec":
@@ -98,11 +99,13 @@ class TextCodec:
         tail = open_character(pieces, prompt_ids)
         return Detokenizer(pieces, stop=stop, keep_stop=keep_stop, min_tokens=min_tokens, tail=tail)
 
-    def bad_word_ids(self, words: Sequence[str]) -> list[tuple[int, ...]]:
+    def bad_word_ids(self, words: tuple[str, ...]) -> list[tuple[int, ...]]:
         """The ids of words that an answer must not hold, each at the start of a line and after a blank.
 
         Raises `InvalidRequest` for one of too many tokens.
         """
+        if words == self._bad_words[0]:  # all prompts of a request have the same
+            return self._bad_words[1]
         found: dict[tuple[int, ...], None] = {}
         for word in words:
             for text in (word, " " + word.lstrip()):
@@ -114,4 +117,5 @@ class TextCodec:
                     )
                 if ids:
                     found[ids] = None
-        return list(found)
+        self._bad_words = words, list(found)
+        return self._bad_words[1]
