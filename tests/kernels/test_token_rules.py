@@ -4,7 +4,7 @@ from math import inf, log
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bulletserve.core.token_rules import TokenRules
@@ -35,6 +35,7 @@ def greedy(logits: torch.Tensor) -> torch.Tensor:
     return logits.argmax(dim=-1)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(rules_of_all_kinds, sequence, sequence), min_size=1, max_size=4), st.integers(0, 99))
 def test_rules_are_plain_arithmetic_through_a_whole_answer(rows, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -51,6 +52,9 @@ def test_rules_are_plain_arithmetic_through_a_whole_answer(rows, seed: int) -> N
             by_rules(row, rules, tokens, len(prompt))
             for row, (rules, prompt, _), tokens in zip(logits.tolist(), rows, everything, strict=True)
         ]
+        for row in expected:
+            if max(row) == -inf:
+                row[0] = 0.0  # something must be drawn
         ruled = RuledRows(
             [
                 RuledRow(n, seat, len(tokens), of)

@@ -59,6 +59,7 @@ def test_the_first_tokens_are_not_searched_for_stop_strings(text: str, stops: li
     assert detokenizer.matched == stop
 
 
+@settings(deadline=None)
 @given(IDS, STOPS, st.booleans(), st.booleans())
 def test_a_log_of_tokens_is_the_same_however_it_is_cut(
     ids: list[int], stops: list[str], keep: bool, skip: bool

@@ -44,7 +44,7 @@ class Drawn:
 
 
 def _each(tensors: LogprobTensors, most: Sequence[int | None]) -> Iterator[TokenLogprobs]:
-    floats = tensors.floats.clamp(min=LEAST_LOGPROB)
+    floats = tensors.floats.nan_to_num(nan=LEAST_LOGPROB).clamp(min=LEAST_LOGPROB)  # NaN: nothing could be chosen
     for wanted, ints, values in zip(most, tensors.ints.tolist(), floats.tolist(), strict=True):
         end = 1 + (wanted or 0)
         yield TokenLogprobs(values[0], ints[0], tuple(ints[1:end]), tuple(values[1:end]))

@@ -156,6 +156,8 @@ class RuledRows:
         most = max((row.of.rules.logprobs for row in self.rows if row.of.rules.logprobs is not None), default=None)
         likely = logits.clone() if most is not None and self._has_min_p else logits
         self._keep_likely(likely, temperature)
+        nothing = likely.amax(dim=-1) == float("-inf")  # rules that contradict each other: any token is as wrong
+        likely[:, 0] = torch.where(nothing, 0.0, likely[:, 0])
         tokens = draw(likely)
         history.note(self.seats, tokens)
         return tokens, None if most is None else logprobs(logits, tokens, most)
