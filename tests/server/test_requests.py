@@ -11,6 +11,7 @@ import pytest
 
 from bulletserve.core.slo import Slo
 from bulletserve.formats.description import GenerationDefaults
+from bulletserve.server.prompt_ids import PromptIds
 from bulletserve.server.prompts import PromptMaker
 from tests.server.conftest import SETTINGS, Served
 from tests.server.small_model import small_checkpoint
@@ -173,7 +174,6 @@ def test_values_out_of_range_or_type(served: Served, name: str, value: object) -
         ("guided_json", [{}]),
         ("structured_outputs", [{}]),
         ("suffix", ["x"]),
-        ("truncate_prompt_tokens", [5]),
         ("chat_template", ["x"]),
         ("include_stop_str_in_output", [True]),
     ],
@@ -356,6 +356,8 @@ def test_defaults_of_the_checkpoint_that_are_not_applied_are_said(
     served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
     defaults = GenerationDefaults(min_p=0.0, repetition_penalty=1.05)
-    PromptMaker(served.codec, served.server.open_requests, defaults=defaults, classes={"default": Slo()}).close()
+    ids = PromptIds(served.codec)
+    PromptMaker(served.codec, served.server.open_requests, ids, defaults=defaults, classes={"default": Slo()})
+    ids.close()
     assert "repetition_penalty=1.05" in caplog.text
     assert "min_p" not in caplog.text

@@ -16,6 +16,7 @@ from bulletserve.server.answers import DONE, AnswerHead, Events, document
 from bulletserve.server.calls import Call, Prompt
 from bulletserve.server.http_errors import error_object, error_response
 from bulletserve.server.open_requests import OpenRequests
+from bulletserve.server.request_facts import facts_of
 
 _EVENT_STREAM = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -64,6 +65,7 @@ class Answering(Response):
                 await Response(content, media_type="application/json")(scope, receive, send)
         finally:
             watcher.cancel()
+            facts_of(scope).answered(call)
             self._open_requests.close(call)
 
     async def _send_events(self, call: Call, send: Send) -> None:

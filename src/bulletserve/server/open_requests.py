@@ -138,6 +138,12 @@ class OpenRequests:
                 f"{self._waiting} requests are waiting, at most {self._max_waiting} may", retry_after_s=self._queue_s()
             )
 
+    def reset_cache(self) -> None:
+        """Have every cached prefix forgotten. Raises `EngineDied`."""
+        if self._engine is None:
+            raise EngineDied(f"the engine is gone: {self._last_words}")
+        self._engine.reset_cache()
+
     def _queue_s(self) -> float:
         """When the queue as it stands will have been served, as fast as requests end; at first by the engine's
         forecast, which knows of prompts only."""
@@ -201,6 +207,7 @@ class OpenRequests:
         self._abort(matched)
 
     def _first_token(self, answer: Answer, now_s: float) -> None:
+        answer.first_token_s = now_s
         self._more_wait(-1)
         self.metrics.prompt_tokens += answer.prompt_tokens
         self.metrics.first_token_s.observe(now_s - answer.prompt.request.arrival_s)

@@ -9,7 +9,7 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import uvicorn
 
@@ -17,7 +17,9 @@ from bulletserve.core.engine_info import EngineInfo
 from bulletserve.core.errors import ConfigError
 from bulletserve.formats.description import GenerationDefaults
 from bulletserve.server.app import create_app
+from bulletserve.server.connection import limited_connections
 from bulletserve.server.open_requests import OpenRequests
+from bulletserve.server.request_facts import Watcher
 from bulletserve.server.settings import ServerSettings
 from bulletserve.server.text_codec import TextCodec
 from bulletserve.telemetry.metrics import Metrics
@@ -36,7 +38,7 @@ class HttpServer:
 
     Takes over `listener` (from `bind`), or binds at once: raises `ConfigError` if the address cannot be had.
     `port` is the real one, also where 0 was asked for. An engine that died is closed here; after `run` the last one
-    is the caller's again, to stop and to close.
+    is the caller's again, to stop and to close. `watchers` are told of each HTTP request when it has ended.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class HttpServer:
         settings: ServerSettings,
         defaults: GenerationDefaults = GenerationDefaults(),  # noqa: B008 (frozen)
         listener: socket.socket | None = None,
+        watchers: Sequence[Watcher] = (),
     ) -> None:
         self._settings = settings
         self.open_requests = OpenRequests(
@@ -57,11 +60,11 @@ class HttpServer:
             status_limit_s=settings.status_limit_s,
             step_limit_s=settings.step_limit_s,
         )
-        self.app = create_app(self.open_requests, codec, settings, defaults)
+        self.app = create_app(self.open_requests, codec, settings, defaults, watchers)
         self._uvicorn = _Uvicorn(
             uvicorn.Config(
                 self.app,
-                http="httptools",
+                http=limited_connections(settings.header_timeout_s, settings.write_timeout_s),
                 ws="none",
                 lifespan="on",
                 log_config=None,

@@ -1,0 +1,71 @@
+"""One client's connection, with the time limits that the HTTP server itself does not have.
+
+Knows nothing about requests. Two ways to hold a connection for ever: to send a header byte by byte (or nothing at
+all), and to stop reading an answer. Bodies have their own limit (`request_body`).
+"""
+
+import asyncio
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+
+def limited_connections(header_timeout_s: float, write_timeout_s: float) -> type[asyncio.Protocol]:
+    """The class of a server's connections.
+
+    A connection is cut that has not sent a whole header `header_timeout_s` after it was opened or after the first byte
+    of a later request, or whose buffers have been full for `write_timeout_s` without anything being taken from them.
+    """
+
+    class LimitedConnection(HttpToolsProtocol):
+        _header_timer: asyncio.TimerHandle | None = None
+        _write_timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._wait_for_header()
+
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            if self._header_timer is None:
+                self._wait_for_header()
+
+        def on_headers_complete(self) -> None:
+            _cancel(self._header_timer)
+            self._header_timer = None
+            super().on_headers_complete()
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._wait_for_reader()
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            _cancel(self._write_timer)
+
+        def timeout_keep_alive_handler(self) -> None:
+            super().timeout_keep_alive_handler()
+            self._wait_for_reader()  # what was written is sent before it closes
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            _cancel(self._header_timer)
+            _cancel(self._write_timer)
+            super().connection_lost(exc)
+
+        def _wait_for_reader(self, full_bytes: int | None = None) -> None:
+            """Look again after the limit: less in the buffer than before means that somebody reads, if slowly."""
+            left_bytes = self.transport.get_write_buffer_size()
+            if full_bytes is not None and left_bytes >= full_bytes:
+                self.transport.abort()
+                return
+            _cancel(self._write_timer)
+            self._write_timer = self.loop.call_later(write_timeout_s, self._wait_for_reader, left_bytes)
+
+        def _wait_for_header(self) -> None:
+            self._header_timer = self.loop.call_later(header_timeout_s, self.transport.abort)
+
+    return LimitedConnection
+
+
+def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()
