@@ -10,10 +10,15 @@ from bulletserve.core.errors import ConfigError, UnknownModel
 from bulletserve.core.slo import Slo
 from bulletserve.server.slo_fields import slo_classes
 
-_ABOVE_ZERO = (
-    ("max_waiting", "body_limit_bytes", "body_timeout_s", "header_timeout_s", "write_timeout_s")
-    + ("status_limit_s", "step_limit_s")
-)  # fmt: skip
+_ABOVE_ZERO = {
+    "max_waiting": "--max-waiting",
+    "body_limit_bytes": "--body-limit-mib",
+    "body_timeout_s": "--body-timeout",
+    "header_timeout_s": "--header-timeout",
+    "write_timeout_s": "--write-timeout",
+    "status_limit_s": "--health-timeout",
+    "step_limit_s": "--step-timeout",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +62,9 @@ class ServerSettings:
             raise ConfigError("an API key must not be empty")
         if not 0 <= self.port < 65536:
             raise ConfigError(f"--port {self.port} is not between 0 and 65535")
-        for name in _ABOVE_ZERO:
+        for name, flag in _ABOVE_ZERO.items():
             if not 0 < getattr(self, name) < float("inf"):
-                raise ConfigError(f"{name} must be above 0")
+                raise ConfigError(f"{flag} must be above 0")
         if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
             raise ConfigError(f"--root-path {self.root_path} must begin with a slash and not end with one")
         slo_classes(self.slo, self.slo_classes)
