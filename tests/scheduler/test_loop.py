@@ -131,6 +131,19 @@ def test_what_a_policy_leaves_lying_is_answered_and_the_engine_goes_on(
     assert "nothing for 5 s" in said[0][1] and "25 s left" in said[0][1]
 
 
+def test_a_standstill_shows_in_the_status_while_it_lasts() -> None:
+    statuses = lying(20.0).drain().answers.statuses
+    standing_s = [status.standing_s for status in statuses]
+    assert max(standing_s) > 15.0
+    assert standing_s[-1] == 0.0
+    assert all(status.standing_s == 0.0 or status.running + status.waiting for status in statuses)
+
+
+def test_the_status_tells_of_lanes_and_switches() -> None:
+    last = World(busy_case(), TimeSliced(16)).drain().answers.statuses[-1]
+    assert last.prefill_busy_s > 0.0 and last.decode_busy_s > 0.0
+
+
 def test_who_comes_after_a_standstill_has_as_long_as_others() -> None:
     requests = tuple(Request(number, range(10), 3, at_s) for number, at_s in enumerate((0.0, 30.2, 100.0)))
     ends = World(Case(requests), Lazy(50.0)).drain().answers.finished

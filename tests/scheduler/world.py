@@ -295,6 +295,8 @@ class Answers:
             self.tokens.setdefault(request_id, []).append(token)
         assert {request_id for request_id, _ in output.first_tokens} == fresh
         self.cached |= dict(output.first_tokens)
+        assert len(output.admitted_s) == len(output.first_tokens)
+        assert all(admitted_s <= output.now_s for admitted_s in output.admitted_s)
         for finished in output.finished:
             assert finished.request_id not in self.finished, "a second end"
             self.finished[finished.request_id] = finished

@@ -57,7 +57,8 @@ class Output:
     """What one turn has to tell the requests' owners.
 
     `tokens[i]` is the next token of `request_ids[i]`, which may appear more than once.
-    `first_tokens` pairs requests whose first token is among them with the prompt tokens found in the cache.
+    `first_tokens` pairs requests whose first token is among them with the prompt tokens found in the cache,
+    `admitted_s` has the times of their first admission, on the loop's clock.
     """
 
     now_s: float
@@ -65,6 +66,7 @@ class Output:
     tokens: tuple[int, ...]
     first_tokens: tuple[tuple[int, int], ...]
     finished: tuple[Finished, ...]
+    admitted_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,9 @@ class Status:
 
     `oldest_step_s`: age of the oldest step that has not finished, 0 when idle. `queue_s`: forecast of the time that the
     prompts in the queue take, without their answers; 0 where nothing forecasts.
+    `standing_s`: for how long nothing has been started though requests are open and nothing runs; 0 where it is not so.
+    `switches`: steps on other SMs than the step before on their lane; `prefill_busy_s`, `decode_busy_s`: time in which
+    a step ran on the lane (a mixed step counts for prefill).
     `correction`: by kind of step, what forecasts are multiplied with; `forecast_errors`: the mean of late of
     |observed / corrected forecast - 1|.
     Counters are totals since the start.
@@ -95,3 +100,7 @@ class Status:
     queue_s: float = 0.0
     correction: Correction = NO_CORRECTION
     forecast_errors: Correction = NO_ERRORS
+    standing_s: float = 0.0
+    switches: int = 0
+    prefill_busy_s: float = 0.0
+    decode_busy_s: float = 0.0

@@ -135,7 +135,7 @@ class State:
             beside = self._lane_queues.states[Lane.PREFILL if lane is Lane.DECODE else Lane.DECODE].steps
             self.watch.ended(lane, ran.shape, ran.sms, began_s, ended_s, beside[0] if beside else None)
             self.correction = self.watch.correction
-        self.lanes.observe(lane, began_s, ended_s, bool(step.launch.rows))
+        self.lanes.observe(lane, began_s, ended_s, bool(step.launch.rows), ran.sms)
         if done.error:
             self._step_failed(step, done)
         else:

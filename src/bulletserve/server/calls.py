@@ -45,7 +45,18 @@ class Delta(NamedTuple):
 class Answer:
     """The answer to one prompt. `tokens` counts all that were generated, shown or not."""
 
-    __slots__ = ("cached_tokens", "call", "choice", "end", "first_token_s", "last_token_s", "parts", "prompt", "tokens")
+    __slots__ = (
+        "admitted_s",
+        "cached_tokens",
+        "call",
+        "choice",
+        "end",
+        "first_token_s",
+        "last_token_s",
+        "parts",
+        "prompt",
+        "tokens",
+    )
 
     def __init__(self, prompt: Prompt, call: "Call", choice: int) -> None:
         self.prompt = prompt
@@ -53,6 +64,7 @@ class Answer:
         self.choice = choice
         self.tokens = 0
         self.cached_tokens = 0
+        self.admitted_s = 0.0
         self.first_token_s = 0.0
         self.last_token_s = 0.0
         self.parts: list[str] = []

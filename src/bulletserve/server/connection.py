@@ -18,21 +18,29 @@ def limited_connections(header_timeout_s: float, write_timeout_s: float) -> type
 
     class LimitedConnection(HttpToolsProtocol):
         _header_timer: asyncio.TimerHandle | None = None
+        _in_header = False
         _write_timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
+            self.access_log = False  # it would have query strings in it; `request_log` has not
             self._wait_for_header()
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
-            if self._header_timer is None:
+            self._in_header = True
+            if self._header_timer is None and (self.cycle is None or self.cycle.response_complete):
                 self._wait_for_header()
 
         def on_headers_complete(self) -> None:
             _cancel(self._header_timer)
-            self._header_timer = None
+            self._header_timer, self._in_header = None, False
             super().on_headers_complete()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if self._in_header:  # of a request behind this one: it was we who read nothing meanwhile
+                self._wait_for_header()
 
         def pause_writing(self) -> None:
             super().pause_writing()
