@@ -1,17 +1,13 @@
 """`bullet serve`: an OpenAI-compatible HTTP server over one engine process.
 
-This process is the front; the engine is its child. Knows how the two live and die together: an engine that dies is
-started again once, and every request it held ends with an error; when it dies again the server exits for its
-supervisor.
+This process is the front; the engine is its child (`watched_engine`). Knows which part gets what of the command line,
+and what signals mean.
 """
 
 import argparse
-import itertools
 import logging
-import os
 import signal
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,10 +16,8 @@ from bulletserve.commands.numbers import number
 from bulletserve.commands.options import add_engine_arguments, engine_config
 from bulletserve.commands.outputs import check_outputs
 from bulletserve.commands.server_options import add_server_arguments, read_text, server_settings
-from bulletserve.core.config import EngineConfig
-from bulletserve.core.engine_info import EngineInfo
-from bulletserve.core.errors import BulletError, ConfigError
-from bulletserve.engine_process import EXIT_FAULT, EngineProcess
+from bulletserve.commands.watched_engine import WatchedEngine
+from bulletserve.core.errors import ConfigError
 from bulletserve.formats.checkpoint import open_checkpoint
 from bulletserve.formats.description import Checkpoint, GenerationDefaults
 from bulletserve.scheduler.policies import make_policy
@@ -32,11 +26,6 @@ from bulletserve.server.request_log import JsonLines, RequestLog
 from bulletserve.server.serve import HttpServer, bind
 from bulletserve.server.text_codec import TextCodec
 from bulletserve.server.tracing import Tracing
-from bulletserve.transport.front_end import FrontEnd
-
-READY_TIMEOUT_S = 900.0
-
-_log = logging.getLogger("bulletserve.serve")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
     defaults = checkpoint.generation_defaults if options.generation_config == "auto" else GenerationDefaults()
     watchers = _watchers(options)
     listener = bind(settings.host, settings.port)
-    engine = _Engine(config, record)
+    engine = WatchedEngine(config, record)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # while loading: as Ctrl-C
     try:
         print(f"loading {checkpoint.name} ...", flush=True)
@@ -167,75 +156,3 @@ def _checked_record(path: Path | None) -> Path | None:
     """The path of a record, if it can be written. Nothing may be lost in its place."""
     check_outputs({"--record": path}, new=["--record"])
     return None if path is None else path.absolute()
-
-
-def _next_record(path: Path) -> Path:
-    """Where an engine that is started again writes: FILE.2, or the next number that nobody has taken, since what led
-    to the end of the one before it must be kept, and so must what lies there from another day."""
-    taken = (path.with_name(f"{path.name}.{number}") for number in itertools.count(2))
-    return next(one for one in taken if not os.path.lexists(one))
-
-
-class _Engine:
-    """The engine process and its successor."""
-
-    def __init__(self, config: EngineConfig, record: Path | None = None) -> None:
-        self.status = 0
-        self._config, self._record = config, record
-        self._starts = 0
-        self._ending = threading.Event()
-
-    def start(self) -> EngineInfo:
-        """Start a process and wait until it is ready. Raises `EngineDied` with its last words."""
-        self.front_end = FrontEnd()
-        self._starts += 1
-        record = self._record
-        if record is not None and self._starts > 1:
-            record = _next_record(record)
-            _log.warning("recording goes on in %s", record)
-        self.process = EngineProcess(self._config, self.front_end.addresses, logging.getLogger().level, record)
-        return self.front_end.wait_ready(READY_TIMEOUT_S, self.process.alive)
-
-    def end(self, server: HttpServer) -> None:
-        """The server was told to end; told again: now."""
-        if self._ending.is_set():
-            self.kill()
-        self._ending.set()
-        server.shutdown()
-
-    def kill(self) -> None:
-        """End the process without a grace."""
-        self._ending.set()
-        if hasattr(self, "process"):
-            self.process.kill()
-
-    def watch(self, server: HttpServer) -> None:
-        """Tell the server when the process dies; start another one, once."""
-        threading.Thread(target=self._watch, args=(server,), name="engine-watch", daemon=True).start()
-
-    def close(self) -> None:
-        """End the process."""
-        self._ending.set()
-        if hasattr(self, "process"):
-            self.process.stop()
-        if hasattr(self, "front_end"):
-            self.front_end.close()
-
-    def _watch(self, server: HttpServer) -> None:
-        for is_last in (False, True):
-            status = self.process.wait()
-            server.engine_died(f"its process ended with status {status}")
-            if self._ending.is_set():
-                return
-            _log.error("the engine process ended with status %d", status)
-            if is_last:
-                break
-            try:
-                info = self.start()
-            except BulletError as error:
-                _log.error("the engine could not be started again: %s", error)
-                break
-            _log.warning("the engine was started again")
-            server.engine_ready(self.front_end, info)
-        self.status = EXIT_FAULT
-        server.shutdown(0.0)
