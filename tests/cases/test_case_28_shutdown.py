@@ -5,7 +5,9 @@ import json
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -14,6 +16,19 @@ import pytest
 from tests.end_to_end.test_processes import Served
 
 STREAMS = 16
+
+
+@contextmanager
+def serving(folder: Path, grace_s: float) -> Iterator[Served]:
+    """8 requests run at once. Both processes must be gone in the end, with exit status 0."""
+    served = Served(folder, "--max-num-seqs", "8", "--shutdown-timeout", str(grace_s))
+    try:
+        engine = served.engine_pid()
+        yield served
+        assert served.process.wait(30) == 0
+        assert not Path(f"/proc/{engine}").exists()
+    finally:
+        served.close()
 
 
 def stream(url: str, tokens: int, begun: threading.Semaphore) -> list[str]:
@@ -39,10 +54,8 @@ def open_streams(served: Served, pool: ThreadPoolExecutor, tokens: int, running:
 
 def test_case_28_none_is_lost_within_the_grace_time(tmp_path: Path) -> None:
     """8 run and 8 wait; newcomers are refused meanwhile."""
-    served = Served(tmp_path, "--max-num-seqs", "8", "--shutdown-timeout", "60")
-    engine = served.engine_pid()
-    with ThreadPoolExecutor(STREAMS) as pool:
-        streams = open_streams(served, pool, 200, 8)
+    with serving(tmp_path, 100) as served, ThreadPoolExecutor(STREAMS) as pool:
+        streams = open_streams(served, pool, 300, 8)
         served.process.send_signal(signal.SIGTERM)
         deadline_s = time.monotonic() + 10
         while served.http.get("/health").status_code != 503:
@@ -54,17 +67,12 @@ def test_case_28_none_is_lost_within_the_grace_time(tmp_path: Path) -> None:
             lines = one.result()
             assert lines[-1] == "data: [DONE]"
             assert json.loads(lines[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
-    assert served.process.wait(30) == 0
-    assert not Path(f"/proc/{engine}").exists()
-    served.close()
 
 
 @pytest.mark.parametrize("signals", [1, 2])
 def test_case_28_when_time_is_up_streams_end_with_an_error(tmp_path: Path, signals: int) -> None:
     """No grace at all, or a long one that a second signal ends."""
-    served = Served(tmp_path, "--max-num-seqs", "8", "--shutdown-timeout", "0" if signals == 1 else "600")
-    engine = served.engine_pid()
-    with ThreadPoolExecutor(STREAMS) as pool:
+    with serving(tmp_path, 0 if signals == 1 else 600) as served, ThreadPoolExecutor(STREAMS) as pool:
         streams = open_streams(served, pool, 2000, 8)
         for _ in range(signals):
             served.process.send_signal(signal.SIGTERM)
@@ -72,6 +80,3 @@ def test_case_28_when_time_is_up_streams_end_with_an_error(tmp_path: Path, signa
         for one in streams:
             lines = one.result()
             assert "error" in json.loads(lines[-1 if len(lines) == 1 else -2].removeprefix("data: "))
-    assert served.process.wait(20) == 0
-    assert not Path(f"/proc/{engine}").exists()
-    served.close()
