@@ -3,14 +3,12 @@ second signal. The server as a user runs it, both processes."""
 
 import json
 import signal
-import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.end_to_end.test_processes import Served
@@ -31,31 +29,36 @@ def serving(folder: Path, grace_s: float) -> Iterator[Served]:
         served.close()
 
 
-def stream(url: str, tokens: int, begun: threading.Semaphore) -> list[str]:
-    body = {"prompt": [1, 2, 3], "max_tokens": tokens, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
-        lines = []
-        for line in answer.iter_lines():
-            if not lines:
-                begun.release()
-            if line:
-                lines.append(line)
-    return lines
+@contextmanager
+def open_streams(served: Served, tokens: int) -> Iterator[list[HTTPConnection]]:
+    """`STREAMS` streams that the server has taken in, 8 of which run."""
+    body = json.dumps({"prompt": [1, 2, 3], "max_tokens": tokens, "ignore_eos": True, "stream": True})
+    address = served.url.removeprefix("http://")
+    connections = [HTTPConnection(address, timeout=100) for _ in range(STREAMS)]
+    try:
+        for connection in connections:
+            connection.request("POST", "/v1/completions", body)
+        for _ in range(3):  # whoever came before this has been looked at
+            assert served.http.get("/ping").status_code == 200
+        yield connections
+    finally:
+        for connection in connections:
+            connection.close()
 
 
-def open_streams(served: Served, pool: ThreadPoolExecutor, tokens: int, running: int) -> list[Future[list[str]]]:
-    """`STREAMS` streams, of which `running` have begun."""
-    begun = threading.Semaphore(0)
-    streams = [pool.submit(stream, served.url, tokens, begun) for _ in range(STREAMS)]
-    for _ in range(running):
-        assert begun.acquire(timeout=30)
-    return streams
+def last_event(answer: HTTPResponse) -> dict[str, object]:
+    """What a stream ends with before [DONE]; the whole answer where it never began."""
+    text = answer.read().decode()
+    if answer.status != 200:
+        return dict(json.loads(text))
+    *_, last, done, end = text.split("\n\n")
+    assert (done, end) == ("data: [DONE]", "")
+    return dict(json.loads(last.removeprefix("data: ")))
 
 
 def test_case_28_none_is_lost_within_the_grace_time(tmp_path: Path) -> None:
     """8 run and 8 wait; newcomers are refused meanwhile."""
-    with serving(tmp_path, 100) as served, ThreadPoolExecutor(STREAMS) as pool:
-        streams = open_streams(served, pool, 300, 8)
+    with serving(tmp_path, 100) as served, open_streams(served, 500) as streams:
         served.process.send_signal(signal.SIGTERM)
         deadline_s = time.monotonic() + 10
         while served.http.get("/health").status_code != 503:
@@ -63,20 +66,18 @@ def test_case_28_none_is_lost_within_the_grace_time(tmp_path: Path) -> None:
         refused = served.http.post("/v1/completions", json={"prompt": [1], "max_tokens": 1})
         assert refused.status_code == 503 and refused.json()["error"]["code"] == "shutting_down"
         assert "retry-after" in refused.headers
-        for one in streams:
-            lines = one.result()
-            assert lines[-1] == "data: [DONE]"
-            assert json.loads(lines[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+        for stream in streams:
+            (choice,) = last_event(stream.getresponse())["choices"]  # type: ignore[misc]
+            assert choice["finish_reason"] == "length"
 
 
 @pytest.mark.parametrize("signals", [1, 2])
 def test_case_28_when_time_is_up_streams_end_with_an_error(tmp_path: Path, signals: int) -> None:
     """No grace at all, or a long one that a second signal ends."""
-    with serving(tmp_path, 0 if signals == 1 else 600) as served, ThreadPoolExecutor(STREAMS) as pool:
-        streams = open_streams(served, pool, 2000, 8)
-        for _ in range(signals):
+    with serving(tmp_path, 0 if signals == 1 else 600) as served, open_streams(served, 2000) as streams:
+        served.process.send_signal(signal.SIGTERM)
+        if signals == 2:
+            while served.http.get("/health").status_code != 503:
+                time.sleep(0.01)
             served.process.send_signal(signal.SIGTERM)
-            time.sleep(0.3)
-        for one in streams:
-            lines = one.result()
-            assert "error" in json.loads(lines[-1 if len(lines) == 1 else -2].removeprefix("data: "))
+        assert all("error" in last_event(stream.getresponse()) for stream in streams)

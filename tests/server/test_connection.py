@@ -1,5 +1,6 @@
 """Limits on how long a connection may be held, browsers of other origins, and paths behind a proxy."""
 
+import json
 import socket
 import time
 from collections.abc import Iterator
@@ -41,6 +42,35 @@ def test_a_header_that_never_ends_is_cut_off(hasty: Served, sent: bytes) -> None
         began_s = time.monotonic()
         assert is_cut(connection)
         assert time.monotonic() - began_s > LIMIT_S / 2
+
+
+def answer_to(served: Served, *pieces: bytes) -> tuple[bytes, bytes]:
+    """Status line and body of what comes back on a connection that is then closed."""
+    received = b""
+    with connect(served) as connection:
+        try:
+            for piece in pieces:
+                connection.sendall(piece)
+                time.sleep(0.01)
+            while data := connection.recv(65536):
+                received += data
+        except OSError:
+            pass
+    head, _, body = received.partition(b"\r\n\r\n")
+    return head.partition(b"\r\n")[0], body
+
+
+def test_a_header_without_an_end_is_refused_long_before_its_time(hasty: Served) -> None:
+    status, body = answer_to(hasty, b"GET /ping HTTP/1.1\r\nx: ", *[b"a" * 20_000] * 4)
+    if status:  # a reset may overtake it
+        assert b" 431 " in status and json.loads(body)["error"]["message"]
+    assert hasty.http.get("/ping", headers={"x": "a" * 30_000}).status_code == 200
+
+
+def test_what_is_no_http_is_told_so_in_json(hasty: Served) -> None:
+    status, body = answer_to(hasty, b"\x16\x03\x01 hello\r\n\r\n")
+    assert b" 400 " in status
+    assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
 
 
 def test_a_second_request_has_its_own_time(hasty: Served) -> None:
