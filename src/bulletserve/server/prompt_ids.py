@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from bulletserve.core.errors import InvalidRequest
 from bulletserve.core.resolve import context_too_long
-from bulletserve.server.inputs import message_list
+from bulletserve.server.inputs import Json, message_list
 from bulletserve.server.protocol import ChatFields
 from bulletserve.server.text_codec import ChatStyle, TextCodec
 
@@ -57,7 +57,7 @@ class PromptIds:
                 encode(one, add_special_tokens=add_special_tokens) if isinstance(one, str) else one for one in prompts
             ]
 
-        return await self._run(encode_all, sum(len(one) for one in prompts if isinstance(one, str)))
+        return await self.run(encode_all, sum(len(one) for one in prompts if isinstance(one, str)))
 
     async def of_chat(self, chat: ChatFields, *, limit: int | None) -> list[int]:
         """The ids of a chat. Raises `InvalidRequest` or, as `of_prompts` does, `ContextTooLong`."""
@@ -68,8 +68,18 @@ class PromptIds:
             self._check(text, "messages", limit)
             return self._codec.encode_rendered(text, add_special_tokens=chat.add_special_tokens is True)
 
-        characters = sum(len(message["content"]) for message in messages)
-        return await self._run(encode, _INLINE_CHARACTERS + 1 if style.template else characters)
+        characters = _characters(messages) + _characters(chat.chat_template_kwargs)
+        return await self.run(encode, _INLINE_CHARACTERS + 1 if style.template else characters)
+
+    async def run(self, work: Callable[[], Result], characters: int) -> Result:
+        """What `work` on so many characters returns: a little at once, much by a worker thread."""
+        if characters <= _INLINE_CHARACTERS:
+            return work()
+        self.at_work += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._workers, work)
+        finally:
+            self.at_work -= 1
 
     def _style(self, chat: ChatFields) -> ChatStyle:
         goes_on = chat.continue_final_message is True
@@ -90,14 +100,12 @@ class PromptIds:
         if limit is not None and longest is not None and len(text) > limit * longest:
             raise context_too_long(limit, f"at least {len(text) // longest}", param=param)
 
-    async def _run(self, work: Callable[[], Result], characters: int) -> Result:
-        if characters <= _INLINE_CHARACTERS:
-            return work()
-        self.at_work += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._workers, work)
-        finally:
-            self.at_work -= 1
+
+def _characters(value: Json) -> int:
+    """About how much there is for a template to go through."""
+    if isinstance(value, dict):
+        return sum(map(_characters, value.values()))
+    return sum(map(_characters, value)) if isinstance(value, list) else len(value) if isinstance(value, str) else 1
 
 
 def shorten(ids: list[int], most: int | None, *, room: int) -> list[int]:
