@@ -37,7 +37,7 @@ class WatchedEngine:
         self._starts += 1
         record = self._record
         if record is not None and self._starts > 1:
-            record = _next_record(record)
+            record = next_record(record)
             _log.warning("recording goes on in %s", record)
         self.process = EngineProcess(self._config, self.front_end.addresses, logging.getLogger().level, record)
         return self.front_end.wait_ready(READY_TIMEOUT_S, self.process.alive)
@@ -87,7 +87,7 @@ class WatchedEngine:
         server.shutdown(0.0)
 
 
-def _next_record(path: Path) -> Path:
+def next_record(path: Path) -> Path:
     """Where an engine that is started again writes: FILE.2, or the next number that nobody has taken, since what led
     to the end of the one before it must be kept, and so must what lies there from another day."""
     taken = (path.with_name(f"{path.name}.{number}") for number in itertools.count(2))
