@@ -12,7 +12,7 @@ from bulletserve.core.snapshot import Limits
 from bulletserve.estimator.estimator import Estimator
 from bulletserve.scheduler.inbox import MonotonicClock, QueueInbox
 from bulletserve.scheduler.kv_ledger import KvLedger
-from bulletserve.scheduler.loop import Loop
+from bulletserve.scheduler.loop import Loop, Observer
 from bulletserve.scheduler.policies import make_policy
 from bulletserve.scheduler.state import State
 from bulletserve.simulator.device import SimulatedDevice, TokenOf
@@ -41,6 +41,7 @@ class SimulatedEngine:
         vocab_size: int,
         max_model_len: int,
         name: str = "simulated",
+        observer: Observer | None = None,
     ) -> None:
         inbox = QueueInbox()
         self._end = EngineEnd(addresses, inbox, block_size=limits.block_size)
@@ -48,7 +49,7 @@ class SimulatedEngine:
         self._executor = RealtimeExecutor(self.device, limits.lattice, inbox)
         made = make_policy(policy)
         self.state = State(limits, KvLedger(limits.total_blocks + 1, limits.block_size), made.rules, estimator)
-        self._loop = Loop(self.state, made, self._executor, inbox, MonotonicClock(), self._end)
+        self._loop = Loop(self.state, made, self._executor, inbox, MonotonicClock(), self._end, observer)
         self._end.ready(
             EngineInfo(
                 model_name=name,

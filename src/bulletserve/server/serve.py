@@ -15,6 +15,7 @@ import uvicorn
 
 from bulletserve.core.engine_info import EngineInfo
 from bulletserve.core.errors import ConfigError
+from bulletserve.core.garbage import frozen_garbage
 from bulletserve.formats.description import GenerationDefaults
 from bulletserve.server.app import create_app
 from bulletserve.server.open_requests import OpenRequests
@@ -81,9 +82,13 @@ class HttpServer:
         self.port: int = self._socket.getsockname()[1]
 
     def run(self) -> None:
-        """Serve until `shutdown`; blocks. Installs no signal handlers."""
+        """Serve until `shutdown`; blocks. Installs no signal handlers.
+
+        What is there at the start (a vocabulary's hundred thousand strings) is no matter for the garbage collector: to
+        look through it would take tens of milliseconds, from every stream.
+        """
         try:
-            with asyncio.Runner(loop_factory=self._uvicorn.config.get_loop_factory()) as runner:
+            with frozen_garbage(), asyncio.Runner(loop_factory=self._uvicorn.config.get_loop_factory()) as runner:
                 runner.run(self._serve())
         finally:
             self._socket.close()
