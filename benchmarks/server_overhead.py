@@ -1,4 +1,4 @@
-"""What our HTTP front costs: processor time per streamed token, what it adds to the gaps, what a long prompt does to others.
+"""What our HTTP front costs: processor time per token, what it adds to gaps, what a long prompt does to others.
 
     python benchmarks/server_overhead.py [--streams 64] [--rate 100] [--seconds 8] [--repeats 3]
 
@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from bulletserve.core.events import Event, StepDone
@@ -34,7 +35,7 @@ CONTEXT_TOKENS = 262_144
 LONG_PROMPT_TOKENS = 200_000
 LIMITS = Limits(32, 16, 100_000, 256, 1 << 24, 1 << 18, Lattice.of_splits(132, (Partition(100, 32),)))
 SETTLING_S = 0.3
-"""From the first token of the last stream to the first gap that counts: 64 requests at one moment are another matter."""
+"""From the last stream's first token to the first gap that counts: 64 requests at one moment are another matter."""
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -81,7 +82,7 @@ def engine(to_engine: str, to_front: str, rate: float) -> None:
 
 
 def front(rate: float) -> None:
-    """The front's process: starts the engine, prints the port, serves until its input ends, prints the engine's words."""
+    """The front: starts the engine, tells the port, serves until its input ends, tells the engine's words."""
     import threading
 
     from bulletserve.server.serve import HttpServer
@@ -172,7 +173,7 @@ async def run(port: int, pid: int, streams: int, tokens: int, long_text: str = "
     gaps_s = [
         later - earlier
         for one in made
-        for earlier, later in zip(one.times_s, one.times_s[1:], strict=False)
+        for earlier, later in pairwise(one.times_s)
         if from_s <= earlier and later <= to_s
     ]
     return Figures(sum(len(one.times_s) for one in made), took_s, gaps_s, (from_s, to_s))
@@ -231,7 +232,7 @@ def measure(options: argparse.Namespace) -> None:
     for name, runs in (("quiet", quiet), ("beside_200k", beside)):
         for number, one in enumerate(runs):
             steps_s = [at_s for at_s in told_s if one.span_s[0] <= at_s <= one.span_s[1]]
-            engine_gaps_s = [b - a for a, b in zip(steps_s, steps_s[1:], strict=False)]
+            engine_gaps_s = [later - earlier for earlier, later in pairwise(steps_s)]
             metrics |= {
                 f"{name}_{number}_front_us": one.cpu_s / one.tokens * 1e6,
                 f"{name}_{number}_gap_p99_ms": quantile(one.gaps_s, 0.99) * 1e3,
