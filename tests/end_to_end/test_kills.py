@@ -1,4 +1,4 @@
-"""A server that loses its engine or is told to end while it is full: `bullet serve` as a user runs it, two processes."""
+"""A server that loses its engine or is told to end while it is full: `bullet serve` as users run it, two processes."""
 
 import json
 import os
