@@ -6,6 +6,8 @@ Arrivals do not wait for answers. Each client is one connection; what became of 
 import asyncio
 import json
 import random
+import socket
+import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -27,10 +29,11 @@ ENDED = (b"data: [DONE]\n\n", b'"error"')
 @dataclass
 class Tally:
     """What became of the requests of a crowd. `whole`: answers that came whole, slow readers' too; `health_s`: how long
-    each look at /health took."""
+    each look at /health took; `healthy`: it always was."""
 
     ends: Counter[str] = field(default_factory=Counter)
     health_s: list[float] = field(default_factory=list)
+    healthy: bool = True
     seconds: float = 0.0
 
     @property
@@ -55,7 +58,8 @@ class Crowd:
     async def run(self, rate: float, seconds: float) -> Tally:
         """Arrivals at `rate` a second; ends when the last client has."""
         began_s = time.monotonic()
-        looker = asyncio.create_task(self._look())
+        over = threading.Event()
+        looker = asyncio.create_task(asyncio.to_thread(self._look, over))
         clients: set[asyncio.Task[None]] = set()
         while (at_s := time.monotonic() - began_s) < seconds:
             while len(clients) < at_s * rate:
@@ -63,7 +67,8 @@ class Crowd:
             await asyncio.sleep(0.005)
         self._tally.seconds = seconds
         await asyncio.wait_for(asyncio.gather(*clients), 180)
-        looker.cancel()
+        over.set()
+        await looker
         return self._tally
 
     async def one_after_the_other(self, clients: int, seconds: float) -> Tally:
@@ -124,12 +129,11 @@ class Crowd:
             pass
         writer.transport.abort()
 
-    async def _look(self) -> None:
-        while True:
+    def _look(self, over: threading.Event) -> None:
+        """On a thread of its own, so that it is the server that is looked at and not this crowd."""
+        while not over.wait(0.1):
             began_s = time.monotonic()
-            reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
-            writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
-            assert (await reader.readline()).split()[1] == b"200"
+            with socket.create_connection(("127.0.0.1", self._port), timeout=60) as connection:
+                connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+                self._tally.healthy &= connection.recv(1000).startswith(b"HTTP/1.1 200 ")
             self._tally.health_s.append(time.monotonic() - began_s)
-            writer.close()
-            await asyncio.sleep(0.1)

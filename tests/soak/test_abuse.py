@@ -19,7 +19,8 @@ from tests.soak.length import SOAK_S
 OUTPUT_TOKENS = 16
 ABUSE = 0.05
 LONG = 300.0
-"""From this length on (s) the goodput must be what the project promises; shorter runs are too noisy for that."""
+"""From this length on (s) goodput and /health must be what the project promises; short runs share the machine with
+other tests and prove only that nothing hangs."""
 
 GROWTH_MIB = 64
 
@@ -83,4 +84,5 @@ def everyone_is_answered(tally: Tally) -> None:
     """Whole, or refused at once; /health is quick whatever comes."""
     kinds = {end.split()[-1] for end in tally.ends}
     assert kinds <= {"200", "400", "429", "vanished"}, tally.ends
-    assert quantile(tally.health_s, 0.99) < (0.1 if SOAK_S >= LONG else 0.5)
+    assert tally.healthy
+    assert quantile(tally.health_s, 0.99) < (0.1 if SOAK_S >= LONG else 5.0)
