@@ -15,6 +15,7 @@ class LiveStream:
         self.times_s: list[float] = []
         self.sent_s = time.monotonic()
         self.status = 0
+        self._left = False
         self._body = {"ignore_eos": True, "stream": True, **body}
         self._url = url
         self._thread = threading.Thread(target=self._read, daemon=True)
@@ -39,6 +40,11 @@ class LiveStream:
         assert not self._thread.is_alive() and self.status == 200, self.status
         return self
 
+    def leave(self) -> None:
+        """Read no more: the client is gone with the next token."""
+        self._left = True
+        self.join()
+
     def gaps_s(self, from_s: float = 0.0, to_s: float = float("inf")) -> list[float]:
         """The gaps between its tokens that lie in a window."""
         return [after - before for before, after in pairwise(self.times_s) if after >= from_s and before <= to_s]
@@ -49,3 +55,5 @@ class LiveStream:
             for line in answer.iter_lines():
                 if line.startswith("data: {") and json.loads(line[6:])["choices"]:
                     self.times_s.append(time.monotonic())
+                if self._left:
+                    return

@@ -30,7 +30,7 @@ def test_case_39_outputs_equal_a_serial_run(
     policy: str, slow: tuple[Lane, ...], total_blocks: int, tmp_path: Path
 ) -> None:
     rng = random.Random(39)
-    requests = random_requests(60, 39)
+    requests = random_requests(40, 39)
 
     def delay(launch: Launch) -> None:
         if launch.lane in slow and rng.random() < 0.3:
