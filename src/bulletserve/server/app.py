@@ -5,24 +5,23 @@ Knows nothing about processes or listening sockets (`serve` does). Every answer 
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from bulletserve.core.errors import BulletError, UnknownModel
 from bulletserve.formats.description import GenerationDefaults
+from bulletserve.server import openapi
 from bulletserve.server.answering import Answering
 from bulletserve.server.answers import AnswerHead
 from bulletserve.server.calls import Prompt
 from bulletserve.server.doorway import Doorway
 from bulletserve.server.http_errors import HttpError, error_response, on_error, plain_error
 from bulletserve.server.open_requests import OpenRequests
-from bulletserve.server.openapi import document
 from bulletserve.server.prompts import PromptMaker
 from bulletserve.server.protocol import ChatBody, CommonBody, CompletionBody, parse_body
 from bulletserve.server.request_body import read_body
@@ -68,14 +67,14 @@ def create_app(
         "/ping": ("GET", endpoints.ping),
         "/version": ("GET", endpoints.version),
         "/metrics": ("GET", endpoints.metrics),
-        "/openapi.json": ("GET", endpoints.openapi),
+        "/openapi.json": (
+            "GET",
+            openapi.endpoint({"/v1/chat/completions": ChatBody, "/v1/completions": CompletionBody}),
+        ),
     }
     for path, (method, handler) in routes.items():
         app.add_route(path, handler, methods=[method])
     return app
-
-
-_BODIES: Mapping[str, type[BaseModel]] = {"/v1/chat/completions": ChatBody, "/v1/completions": CompletionBody}
 
 
 class _Endpoints:
@@ -125,10 +124,6 @@ class _Endpoints:
     async def metrics(self, _: Request) -> Response:
         """GET /metrics"""
         return Response(self._open_requests.metrics.text(), headers={"content-type": CONTENT_TYPE})
-
-    async def openapi(self, request: Request) -> Response:
-        """GET /openapi.json"""
-        return JSONResponse(document(request.app.routes, _BODIES))
 
     async def _body(self, request: Request) -> bytes:
         settings = self._settings

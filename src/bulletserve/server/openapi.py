@@ -3,11 +3,13 @@
 Knows nothing about handlers. What is checked by hand (`inputs`) is written down here in full.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from bulletserve.version import __version__
@@ -54,10 +56,19 @@ _ERROR: Json = {
 
 _ERRORS = {
     "GET": ("401", "404", "405", "429", "503"),
-    "POST": ("400", "401", "404", "405", "408", "413", "415", "429", "500", "503"),
+    "POST": ("400", "401", "403", "404", "405", "408", "413", "415", "429", "500", "503"),
 }
 _KINDS = {"/metrics": ("text/plain",)}
 _STREAMED = ("/v1/chat/completions", "/v1/completions")
+
+
+def endpoint(bodies: Mapping[str, type[BaseModel]]) -> Callable[[Request], Awaitable[Response]]:
+    """What answers GET /openapi.json; `bodies` as in `document`."""
+
+    async def answer(request: Request) -> Response:
+        return JSONResponse(document(request.app.routes, bodies))
+
+    return answer
 
 
 def document(routes: Iterable[BaseRoute], bodies: Mapping[str, type[BaseModel]]) -> Json:
