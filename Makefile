@@ -21,7 +21,7 @@ help: ## show this list
 setup: $(STAMP) ## make the virtual environment and install everything (idempotent)
 
 $(STAMP): pyproject.toml constraints.txt
-	@echo "== Installing into $(VENV): 2.7 GB with the CPU build of torch, some minutes on a slow link"
+	@echo "== Installing into $(VENV): 2.9 GB with the CPU build of torch, some minutes on a slow link"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(KEEP_TORCH)
 	$(PIP) -c constraints.txt -c $(VENV)/.torch -e '.[dev,clients]'
