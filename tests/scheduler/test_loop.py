@@ -12,7 +12,7 @@ from bulletserve.core.launch import Launch
 from bulletserve.core.plan import DecodeStep, Plan
 from bulletserve.core.request import FinishReason, Request
 from bulletserve.core.snapshot import Snapshot, Victim
-from bulletserve.scheduler import state
+from bulletserve.scheduler import engine_view
 from bulletserve.scheduler.decode_set import DecodeSet
 from bulletserve.scheduler.loop import MAX_PLANS_PER_TURN, STATUS_PERIOD_S
 from bulletserve.scheduler.policies.time_sliced import TimeSliced
@@ -159,7 +159,7 @@ class Undecided:
 
 def test_plans_without_end_that_start_nothing_end_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a virtual clock, which does not move meanwhile."""
-    monkeypatch.setattr(state, "cheapest_victims", lambda decoding, admitted, ledger: [Victim(0, 1, False, False)])
+    monkeypatch.setattr(engine_view, "cheapest_victims", lambda decoding, admitted, ledger: [Victim(0, 1, False, False)])
     monkeypatch.setattr(DecodeSet, "blocks_needed", 1000)
     world = World(Case((Request(0, range(10), 3, 0.0),)), Undecided()).drain()
     assert world.answers.finished[0].reason is FinishReason.ERROR

@@ -1,7 +1,7 @@
 """What the loop hears and what it says.
 
 Knows nothing about sockets or devices. Heard: `Arrived`, `Aborted`, `Stop` from outside, `StepDone` from the
-executor. Said: one `Output` a turn, with arrays of ids and never a message per token.
+executor, `Masked` from the guide. Said: one `Output` a turn, with arrays of ids and never a message per token.
 """
 
 from dataclasses import dataclass
@@ -49,7 +49,21 @@ class StepDone:
     fatal: bool = False
 
 
-Event = Arrived | Aborted | Stop | CacheReset | StepDone
+@dataclass(frozen=True, slots=True)
+class Masked:
+    """What the next token of a request with a grammar may be: bit t of `mask`, in little-endian 32-bit words, is token t.
+
+    `over`: the grammar is complete, no token may follow. `error`: it could not be followed (before the first token:
+    it is no grammar).
+    """
+
+    request_id: int
+    mask: bytes = b""
+    over: bool = False
+    error: str = ""
+
+
+Event = Arrived | Aborted | Stop | CacheReset | StepDone | Masked
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,32 @@ class Executor(Protocol):
         """Finish what is running, drop what is queued, release the lanes."""
 
 
+class Guide(Protocol):
+    """Follows grammars beside the loop: every call is answered, later, by one `Masked` event. No call ever blocks."""
+
+    def begin(self, request_id: int, grammar: str) -> None:
+        """Take a request in: the mask of its first token is wanted."""
+
+    def follow(self, request_id: int, token: int) -> None:
+        """Its next token is `token`; the mask of the one after it is wanted."""
+
+    def forget(self, request_id: int) -> None:
+        """It has ended; no answer is wanted any more."""
+
+
+class NoGuide:
+    """Follows nothing and answers nothing: where answers are free, or are in a record."""
+
+    def begin(self, request_id: int, grammar: str) -> None:
+        """Nothing."""
+
+    def follow(self, request_id: int, token: int) -> None:
+        """Nothing."""
+
+    def forget(self, request_id: int) -> None:
+        """Nothing."""
+
+
 class Outlet(Protocol):
     """Where outputs go."""
 

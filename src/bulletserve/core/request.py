@@ -74,7 +74,8 @@ class Request:
 
     `id` is unique in the engine's life. `max_tokens`, `seed` and `stop_ids` (the model's end tokens included
     unless ignored) are resolved. `block_hashes` chain over the prompt's full blocks (`core/prefix`), salted. The engine
-    keeps `prompt_ids` as it is, so nobody may change it.
+    keeps `prompt_ids` as it is, so nobody may change it. `grammar`: what every token of the answer must fit, as
+    `bulletserve.grammar` writes it; "" for a free answer.
     """
 
     id: int
@@ -90,6 +91,7 @@ class Request:
     priority: int = 0
     cache_salt: str = ""
     block_hashes: tuple[bytes, ...] = ()
+    grammar: str = ""
 
 
 class FinishReason(StrEnum):

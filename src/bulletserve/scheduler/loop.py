@@ -14,6 +14,7 @@ from bulletserve.core.plan import Plan
 from bulletserve.core.ports import Clock, Executor, Inbox, Outlet
 from bulletserve.core.request import FinishReason
 from bulletserve.core.snapshot import Snapshot
+from bulletserve.scheduler.engine_view import snapshot_of, status_of
 from bulletserve.scheduler.plan_check import plan_check
 from bulletserve.scheduler.policy import NoForecasts, Policy
 from bulletserve.scheduler.stall_watch import LIMIT_S, StallWatch
@@ -133,16 +134,16 @@ class Loop:
         self.turns += 1
         if now_s >= self._status_due_s:
             self._status_due_s = now_s + STATUS_PERIOD_S
-            self._outlet.report(state.status(now_s, self.turns))
+            self._outlet.report(status_of(state, now_s, self.turns))
         if self.observer is not None:
             self.observer(now_s, events, plans)
 
     def _decide(self, now_s: float) -> Sequence[Plan]:
         plans: list[Plan] = []
         for _ in range(MAX_PLANS_PER_TURN):
-            if self.state.lanes_are_full:
+            if self.state.lanes_are_full or self.state.waits_for_masks:
                 break  # nothing can start before a step ends, and then we are here again
-            snapshot = self.state.snapshot(now_s)
+            snapshot = snapshot_of(self.state, now_s)
             plan = self._ask(snapshot)
             if plan.is_empty:
                 break
