@@ -14,6 +14,7 @@ from bulletserve.core.launch import Launch, PromptPart
 from bulletserve.core.plan import PrefillGroup
 from bulletserve.engine.kv_cache import KvCache
 from bulletserve.engine.seats import SeatTable
+from bulletserve.kernels.masks import keep_allowed
 from bulletserve.kernels.sampling import sample
 from bulletserve.models.context import DecodeSegment, PrefillSegment, StepContext
 from bulletserve.models.decoder import Decoder
@@ -67,14 +68,14 @@ class StepRunner:
         if end < self._model.shape.num_layers:
             self._batch = batch
             return ()
-        return self._draw(batch.hidden, batch.parts, None, batch.context)
+        return self._draw(batch.hidden, launch, None, batch.context)
 
     def _run_whole(self, launch: Launch) -> tuple[int, ...]:
         rows = self._row_tensor(launch.rows) if launch.rows else None
         ids, context = self._context(launch.parts, rows)
         hidden = self._model.embed(ids)
         hidden = self._model.run_layers(hidden, 0, self._model.shape.num_layers, context, self._cache)
-        return self._draw(hidden, launch.parts, rows, context)
+        return self._draw(hidden, launch, rows, context)
 
     def _row_tensor(self, rows: tuple[int, ...]) -> Tensor:
         kept = self._rows
@@ -111,10 +112,10 @@ class StepRunner:
         return _join(ids), StepContext(_join(positions), _join(slots), tuple(segments), decode)
 
     def _draw(
-        self, hidden: Tensor, parts: tuple[PromptPart, ...], rows: Tensor | None, context: StepContext
+        self, hidden: Tensor, launch: Launch, rows: Tensor | None, context: StepContext
     ) -> tuple[int, ...]:
         """Draw the tokens of the parts that end their prompt and of the rows; note lengths and tokens."""
-        seats = self._seats
+        seats, parts = self._seats, launch.parts
         ends = [(s.stop - 1, p) for s, p in zip(context.prefill, parts, strict=True) if p.samples]
         at = [torch.tensor([index for index, _ in ends], dtype=torch.int64)]
         who = [torch.tensor([part.seat for _, part in ends], dtype=torch.int64)]
@@ -129,6 +130,8 @@ class StepRunner:
         if not len(drawing):
             return ()
         logits = self._model.logits(hidden[_join(at)])
+        if launch.masks:
+            keep_allowed(logits, drawing, dict(launch.masks))
         tokens = sample(logits, seats.sampling(drawing, lengths))
         seats.last_token[drawing] = tokens
         seats.lengths[drawing] = lengths

@@ -20,8 +20,11 @@ _SHOWN_CHARACTERS = 400
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
-_BLANKS = r"[\x20\x0A\x0D\x09]{1,24}"
-"""Room for pretty printing, but not for a model that goes on with blanks for ever."""
+_JSON = {
+    # Room for pretty printing, but not for a model that goes on with blanks for ever.
+    "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,24}",
+    "json_allow_general_unicode_escapes": True,
+}
 
 
 def limits() -> LLParserLimits:
@@ -33,7 +36,7 @@ def json_grammar(schema: Mapping[str, Any] | bool, param: str) -> str:
     """Answers that are JSON of this schema. Raises `InvalidRequest` for a schema that cannot be followed."""
     try:
         text = json.dumps(schema)
-        grammar = LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": _BLANKS})
+        grammar = LLMatcher.grammar_from_json_schema(text, overrides=_JSON)
     except (ValueError, RecursionError) as error:
         raise _refused("schema", str(error), param) from None
     return checked(grammar, "schema", param)
