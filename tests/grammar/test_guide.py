@@ -5,7 +5,6 @@ import random
 import re
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
@@ -24,7 +23,10 @@ EOS = 0
 VOCAB_SIZE = SHAPE.vocab_size  # some ids more than the tokenizer has
 PERSON = {
     "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "minimum": 0, "maximum": 150}},
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+    },
     "required": ["name", "age"],
     "additionalProperties": False,
 }
@@ -124,7 +126,12 @@ def test_and_a_regular_expression(walk: Walk, seed: int) -> None:
     assert text is None or re.fullmatch(regex, text)
 
 
-@given(choices=st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=6), min_size=1, max_size=4), seed=st.integers(0, 2**32))
+@given(
+    choices=st.lists(
+        st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=6), min_size=1, max_size=4
+    ),
+    seed=st.integers(0, 2**32),
+)
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 def test_and_any_list_of_choices(walk: Walk, choices: list[str], seed: int) -> None:
     assert walk.random_answer(choice_grammar(choices, "structured_outputs"), seed) in choices
@@ -151,7 +158,12 @@ def test_whole_texts(walk: Walk, text: str, fits: bool) -> None:
 texts = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), max_size=5)
 
 
-@given(value=st.dictionaries(texts, st.recursive(st.none() | st.booleans() | st.integers() | texts, lambda inner: st.lists(inner, max_size=3), max_leaves=5), max_size=3))  # fmt: skip
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | texts, lambda inner: st.lists(inner, max_size=3), max_leaves=5
+)
+
+
+@given(value=st.dictionaries(texts, values, max_size=3))
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 def test_any_object_is_an_object_and_nothing_else_is(walk: Walk, value: dict[str, object]) -> None:
     grammar = json_grammar(ANY_OBJECT, "response_format")

@@ -159,7 +159,9 @@ class Undecided:
 
 def test_plans_without_end_that_start_nothing_end_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a virtual clock, which does not move meanwhile."""
-    monkeypatch.setattr(engine_view, "cheapest_victims", lambda decoding, admitted, ledger: [Victim(0, 1, False, False)])
+    monkeypatch.setattr(
+        engine_view, "cheapest_victims", lambda decoding, admitted, ledger: [Victim(0, 1, False, False)]
+    )
     monkeypatch.setattr(DecodeSet, "blocks_needed", 1000)
     world = World(Case((Request(0, range(10), 3, 0.0),)), Undecided()).drain()
     assert world.answers.finished[0].reason is FinishReason.ERROR

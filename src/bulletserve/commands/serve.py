@@ -26,6 +26,7 @@ from bulletserve.scheduler.policies import make_policy
 from bulletserve.server.serve import HttpServer, bind
 from bulletserve.server.settings import ServerSettings
 from bulletserve.server.text_codec import TextCodec
+from bulletserve.server.tool_calls import FORMATS
 from bulletserve.transport.front_end import FrontEnd
 
 READY_TIMEOUT_S = 900.0
@@ -59,6 +60,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--api-key", action="append", default=[], metavar="KEY", help="may be repeated")
     group.add_argument("--served-model-name", nargs="+", metavar="NAME", help="the checkpoint's name by default")
     group.add_argument("--chat-template", type=Path, metavar="FILE", help="Jinja2 source instead of the model's own")
+    group.add_argument(
+        "--enable-auto-tool-choice",
+        action="store_true",
+        help="let the model call tools by itself: with --tool-call-parser",
+    )
+    group.add_argument("--tool-call-parser", choices=tuple(FORMATS), help="the format in which the model calls tools")
     group.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
 
 
@@ -81,6 +88,7 @@ def run(options: argparse.Namespace) -> int:
         api_keys=tuple(options.api_key),
         slo=config.slo,
         slo_classes=tuple(options.slo_class),
+        tool_call_parser=_tool_call_parser(options),
     )
     _check_names(options)
     listener = bind(settings.host, settings.port)
@@ -104,6 +112,14 @@ def run(options: argparse.Namespace) -> int:
     finally:
         engine.close()
         listener.close()
+
+
+def _tool_call_parser(options: argparse.Namespace) -> str | None:
+    """The format of calls, if the model may make them. As in vLLM, it takes both flags."""
+    if options.enable_auto_tool_choice != (options.tool_call_parser is not None):
+        raise ConfigError("--enable-auto-tool-choice and --tool-call-parser need each other")
+    parser: str | None = options.tool_call_parser
+    return parser
 
 
 def _check_names(options: argparse.Namespace) -> None:

@@ -51,10 +51,10 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True)
 class Masked:
-    """What the next token of a request with a grammar may be: bit t of `mask`, in little-endian 32-bit words, is token t.
+    """What the next token of a request with a grammar may be: bit t of `mask` stands for token t.
 
-    `over`: the grammar is complete, no token may follow. `error`: it could not be followed (before the first token:
-    it is no grammar).
+    `mask`: little-endian 32-bit words. `over`: the grammar is complete, no token may follow. `error`: it could not be
+    followed (before the first token: it is no grammar).
     """
 
     request_id: int

@@ -56,6 +56,7 @@ def resolve_request(
     slo: Slo | None = None,
     priority: int = 0,
     cache_salt: str = "",
+    grammar: str = "",
 ) -> Request:
     """One request, checked. `param` names the prompt's field in errors.
 
@@ -85,4 +86,5 @@ def resolve_request(
         slo=slo or Slo(),
         priority=priority,
         cache_salt=cache_salt,
+        grammar=grammar,
     )

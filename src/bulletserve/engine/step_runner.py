@@ -111,9 +111,7 @@ class StepRunner:
             decode = DecodeSegment(start, start + len(rows), tables, lengths, int(lengths.max()))
         return _join(ids), StepContext(_join(positions), _join(slots), tuple(segments), decode)
 
-    def _draw(
-        self, hidden: Tensor, launch: Launch, rows: Tensor | None, context: StepContext
-    ) -> tuple[int, ...]:
+    def _draw(self, hidden: Tensor, launch: Launch, rows: Tensor | None, context: StepContext) -> tuple[int, ...]:
         """Draw the tokens of the parts that end their prompt and of the rows; note lengths and tokens."""
         seats, parts = self._seats, launch.parts
         ends = [(s.stop - 1, p) for s, p in zip(context.prefill, parts, strict=True) if p.samples]

@@ -20,11 +20,8 @@ _SHOWN_CHARACTERS = 400
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
-_JSON = {
-    # Room for pretty printing, but not for a model that goes on with blanks for ever.
-    "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,24}",
-    "json_allow_general_unicode_escapes": True,
-}
+_BLANKS = r"[\x20\x0A\x0D\x09]{1,24}"
+"""Between the parts of a JSON text: room for pretty printing, but not for a model that goes on with blanks for ever."""
 
 
 def limits() -> LLParserLimits:
@@ -36,7 +33,9 @@ def json_grammar(schema: Mapping[str, Any] | bool, param: str) -> str:
     """Answers that are JSON of this schema. Raises `InvalidRequest` for a schema that cannot be followed."""
     try:
         text = json.dumps(schema)
-        grammar = LLMatcher.grammar_from_json_schema(text, overrides=_JSON)
+        grammar = LLMatcher.grammar_from_json_schema(
+            text, overrides={"whitespace_pattern": _BLANKS, "json_allow_general_unicode_escapes": True}
+        )
     except (ValueError, RecursionError) as error:
         raise _refused("schema", str(error), param) from None
     return checked(grammar, "schema", param)

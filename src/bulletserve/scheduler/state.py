@@ -83,7 +83,7 @@ class State:
 
     @property
     def lying(self) -> int:
-        """Open requests while no step is under way, 0 while one is. Those that wait for the guide are not the policy's."""
+        """Open requests while no step is under way, but for those that wait for the guide; 0 while one is."""
         return 0 if self.steps else len(self.jobs) - self._masked.owed
 
     @property

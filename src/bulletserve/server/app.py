@@ -27,6 +27,7 @@ from bulletserve.server.request_body import read_body
 from bulletserve.server.settings import ServerSettings
 from bulletserve.server.slo_fields import slo_classes
 from bulletserve.server.text_codec import TextCodec
+from bulletserve.server.tool_calls import FORMATS
 from bulletserve.telemetry.metrics import CONTENT_TYPE
 from bulletserve.version import __version__
 
@@ -42,7 +43,11 @@ def create_app(
     `defaults` are the checkpoint's sampling values for requests that set none.
     """
     prompts = PromptMaker(
-        codec, open_requests, defaults=defaults, classes=slo_classes(settings.slo, settings.slo_classes)
+        codec,
+        open_requests,
+        defaults=defaults,
+        classes=slo_classes(settings.slo, settings.slo_classes),
+        call_reader=None if settings.tool_call_parser is None else FORMATS[settings.tool_call_parser],
     )
     endpoints = _Endpoints(open_requests, prompts, settings)
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from bulletserve.core.errors import BulletError
 from bulletserve.core.request import Request
 from bulletserve.server.detokenizer import Detokenizer
+from bulletserve.server.tool_calls import MakeReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +19,13 @@ class Prompt:
     """One prompt with all that answering it takes.
 
     `named_stop_ids` are the stop tokens that the client named: they are told back as `stop_reason`, the model's own
-    end tokens are not.
+    end tokens are not. `make_reader`: what finds tool calls in the answer, None where there can be none.
     """
 
     request: Request
     detokenizer: Detokenizer
     named_stop_ids: frozenset[int] = frozenset()
+    make_reader: MakeReader | None = None
 
 
 class End(NamedTuple):

@@ -41,6 +41,7 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
         """The text of a chat; `variables` are what the request adds (`chat_template_kwargs`).
 
@@ -56,7 +57,7 @@ class ChatTemplate:
             **(variables or {}),
             "messages": messages,
             "add_generation_prompt": add_generation_prompt,
-            "tools": None,
+            "tools": list(tools) or None,
             "documents": None,
         }
         try:

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
 
+from bulletserve.core.errors import InvalidRequest
 from bulletserve.core.request import SamplingParams
 from bulletserve.core.resolve import ModelLimits, context_too_long, resolve_request
 from bulletserve.core.slo import Slo
@@ -21,7 +22,10 @@ from bulletserve.server.inputs import message_list, prompt_list
 from bulletserve.server.open_requests import OpenRequests
 from bulletserve.server.protocol import ChatBody, CommonBody, CompletionBody, sampling_params
 from bulletserve.server.slo_fields import request_slo
+from bulletserve.server.structured import MakeGrammar, wanted_grammar
 from bulletserve.server.text_codec import TextCodec
+from bulletserve.server.tool_calls import MakeReader
+from bulletserve.server.tools import tool_use
 
 _INLINE_CHARACTERS = 4000
 """Texts up to this are tokenised on the event loop: about 1 ms."""
@@ -35,15 +39,22 @@ Result = TypeVar("Result")
 
 class PromptMaker:
     """Makes prompts for one model. `defaults` are the checkpoint's sampling values, `classes` the targets that
-    requests may have, by name."""
+    requests may have, by name; `call_reader` finds the tool calls that the model makes by itself."""
 
     def __init__(
-        self, codec: TextCodec, open_requests: OpenRequests, *, defaults: GenerationDefaults, classes: Mapping[str, Slo]
+        self,
+        codec: TextCodec,
+        open_requests: OpenRequests,
+        *,
+        defaults: GenerationDefaults,
+        classes: Mapping[str, Slo],
+        call_reader: MakeReader | None = None,
     ) -> None:
         self._codec = codec
         self._open_requests = open_requests
         self._defaults = defaults
         self._classes = classes
+        self._call_reader = call_reader
         self._workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="tokenize")
         self._at_work = 0
         for name, value, neutral in (
@@ -61,6 +72,7 @@ class PromptMaker:
         """The prompts of a completion. Raises `RequestError`; then none of them may run."""
         params = sampling_params(body, self._defaults)
         prompts = prompt_list(body.prompt)
+        make_grammar = wanted_grammar(body)
         self._open_requests.check_room(len(prompts) + self._at_work)
         add_special_tokens = body.add_special_tokens is not False
 
@@ -69,13 +81,18 @@ class PromptMaker:
 
         characters = sum(len(one) for one in prompts if isinstance(one, str))
         arrival_s = time.monotonic()
+        grammar = await self._grammar(make_grammar)
         encoded = await self._run(encode_all, characters)
-        return [self._prompt(ids, body, params, "prompt", arrival_s) for ids in encoded]
+        return [self._prompt(ids, body, params, "prompt", arrival_s, grammar) for ids in encoded]
 
     async def chat(self, body: ChatBody) -> list[Prompt]:
         """The prompt of a chat. Raises `RequestError`."""
         params = sampling_params(body, self._defaults)
         messages = message_list(body.messages)
+        tools = tool_use(body, self._call_reader)
+        make_grammar = wanted_grammar(body)
+        if make_grammar is not None and tools.make_reader is not None:
+            raise InvalidRequest("a format for the answer and tools exclude each other: set tool_choice to none")
         self._open_requests.check_room(1 + self._at_work)
 
         def encode() -> list[int]:
@@ -83,13 +100,20 @@ class PromptMaker:
                 messages,
                 add_generation_prompt=body.add_generation_prompt is not False,
                 variables=body.chat_template_kwargs,
+                tools=tools.listed,
             )
             # the template writes its own special tokens
             return self._encode(text, "messages", add_special_tokens=body.add_special_tokens is True)
 
         arrival_s = time.monotonic()
+        grammar = await self._grammar(make_grammar or tools.make_grammar)
         ids = await self._run(encode, sum(len(message["content"]) for message in messages))
-        return [self._prompt(ids, body, params, "messages", arrival_s)]
+        prompt = self._prompt(ids, body, params, "messages", arrival_s, grammar)
+        return [replace(prompt, make_reader=tools.make_reader)]
+
+    async def _grammar(self, make: MakeGrammar | None) -> str:
+        """Always in a worker thread: what a grammar costs does not show in its length."""
+        return "" if make is None else await self._run(make, _INLINE_CHARACTERS + 1)
 
     async def _run(self, work: Callable[[], Result], characters: int) -> Result:
         if characters <= _INLINE_CHARACTERS:
@@ -113,7 +137,13 @@ class PromptMaker:
         return self._codec.encode(text, add_special_tokens=add_special_tokens)
 
     def _prompt(
-        self, ids: Sequence[int], body: CommonBody, params: SamplingParams, param: str, arrival_s: float
+        self,
+        ids: Sequence[int],
+        body: CommonBody,
+        params: SamplingParams,
+        param: str,
+        arrival_s: float,
+        grammar: str,
     ) -> Prompt:
         limits = self._limits
         _, asked = body.wanted_tokens
@@ -130,6 +160,7 @@ class PromptMaker:
             slo=request_slo(body.slo, self._classes),
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
+            grammar=grammar,
         )
         detokenizer = self._codec.detokenizer(
             ids, stop=params.stop, skip_special_tokens=body.skip_special_tokens is not False

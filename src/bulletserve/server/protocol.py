@@ -25,7 +25,7 @@ _REMEMBERED_FIELDS = 1000
 
 _IGNORED = frozenset(
     {"user", "metadata", "store", "service_tier", "request_id", "safety_identifier", "prompt_cache_key", "verbosity"}
-    | {"parallel_tool_calls", "spaces_between_special_tokens", "reasoning_effort"}
+    | {"spaces_between_special_tokens", "reasoning_effort"}
 )
 
 _NOT_SERVED: Mapping[str, tuple[Json, ...]] = {
@@ -41,10 +41,7 @@ _NOT_SERVED: Mapping[str, tuple[Json, ...]] = {
     "frequency_penalty": (0,),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "guided_choice": (),
     "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
     "include_stop_str_in_output": (False,),
     "length_penalty": (1,),
     "logit_bias": ({},),
@@ -58,13 +55,9 @@ _NOT_SERVED: Mapping[str, tuple[Json, ...]] = {
     "prompt_embeds": (),
     "prompt_logprobs": (),
     "repetition_penalty": (1,),
-    "response_format": ({"type": "text"},),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
-    "structured_outputs": (),
     "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "top_logprobs": (0,),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
@@ -107,6 +100,11 @@ class CommonBody(BaseModel):
     priority: int | None = None
     slo: SloBody | None = None
     cache_salt: str | None = None
+    response_format: Json = None
+    structured_outputs: Json = None
+    guided_json: Json = None
+    guided_regex: str | None = None
+    guided_choice: Json = None
 
     @property
     def wanted_tokens(self) -> tuple[str, int | None]:
@@ -121,12 +119,15 @@ class CompletionBody(CommonBody):
 
 
 class ChatBody(CommonBody):
-    """`POST /v1/chat/completions`. `messages` are checked in `inputs`."""
+    """`POST /v1/chat/completions`. `messages` are checked in `inputs`, `tools` in `tools`."""
 
     messages: Json = None
     max_completion_tokens: int | None = None
     chat_template_kwargs: dict[str, Json] | None = None
     add_generation_prompt: bool | None = None
+    tools: Json = None
+    tool_choice: Json = None
+    parallel_tool_calls: bool | None = None
 
     @property
     def wanted_tokens(self) -> tuple[str, int | None]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from bulletserve.core.errors import ConfigError
 from bulletserve.core.slo import Slo
 from bulletserve.server.slo_fields import slo_classes
+from bulletserve.server.tool_calls import FORMATS
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,8 @@ class ServerSettings:
     body_limit_bytes, body_timeout_s: the largest and the slowest request body. status_limit_s: /health turns 503 when
     the engine has been silent for so long; step_limit_s: or when one of its steps has taken so long. grace_s: how
     long open requests may go on after `shutdown`. slo: the targets of requests that name no class; slo_classes: further
-    classes, written as in `slo_fields`.
+    classes, written as in `slo_fields`. tool_call_parser: the format in which the model calls tools by itself; None: it
+    may not.
     """
 
     served_names: tuple[str, ...]
@@ -34,6 +36,7 @@ class ServerSettings:
     grace_s: float = 5.0
     slo: Slo = field(default_factory=Slo)
     slo_classes: tuple[str, ...] = ()
+    tool_call_parser: str | None = None
 
     def __post_init__(self) -> None:
         if not self.served_names or not all(self.served_names):
@@ -46,5 +49,7 @@ class ServerSettings:
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be above 0")
         slo_classes(self.slo, self.slo_classes)
+        if self.tool_call_parser not in (None, *FORMATS):
+            raise ConfigError(f"--tool-call-parser must be one of {', '.join(FORMATS)}")
         if self.grace_s < 0:
             raise ConfigError("grace_s must not be negative")

@@ -59,6 +59,7 @@ class TextCodec:
         *,
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
         """A chat as prompt text, to be encoded without special tokens: the template writes its own.
 
@@ -70,7 +71,9 @@ class TextCodec:
                 "prompts (/v1/completions, generate without --chat)",
                 param="messages",
             )
-        return self._chat_template.render(messages, add_generation_prompt=add_generation_prompt, variables=variables)
+        return self._chat_template.render(
+            messages, add_generation_prompt=add_generation_prompt, variables=variables, tools=tools
+        )
 
     def encode_chat(
         self,

@@ -50,7 +50,13 @@ def _plain(value: Any) -> Any:
 _encoder = msgspec.json.Encoder(enc_hook=_plain)
 _line_decoder = msgspec.json.Decoder(_Line)
 
-_EVENTS: Mapping[str, type] = {"aborted": Aborted, "stop": Stop, "reset": CacheReset, "done": StepDone, "masked": Masked}
+_EVENTS: Mapping[str, type] = {
+    "aborted": Aborted,
+    "stop": Stop,
+    "reset": CacheReset,
+    "done": StepDone,
+    "masked": Masked,
+}
 _EVENT_NAMES = {kind: name for name, kind in _EVENTS.items()}
 _STARTS: Mapping[str, type] = {"prefill": PrefillGroup, "decode": DecodeStep, "mixed": MixedStep}
 _START_NAMES = {kind: name for name, kind in _STARTS.items()}
