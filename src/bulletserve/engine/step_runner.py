@@ -13,6 +13,7 @@ from bulletserve.core.errors import EngineError
 from bulletserve.core.launch import Launch, PromptPart
 from bulletserve.core.plan import PrefillGroup
 from bulletserve.engine.kv_cache import KvCache
+from bulletserve.engine.masked import masked_rows
 from bulletserve.engine.seats import SeatTable
 from bulletserve.kernels.masks import keep_allowed
 from bulletserve.kernels.sampling import sample
@@ -128,8 +129,8 @@ class StepRunner:
         if not len(drawing):
             return ()
         logits = self._model.logits(hidden[_join(at)])
-        if launch.masks:
-            keep_allowed(logits, drawing, dict(launch.masks))
+        if masked := masked_rows(launch):
+            keep_allowed(logits, [one.row for one in masked], [one.mask for one in masked])
         tokens = sample(logits, seats.sampling(drawing, lengths))
         seats.last_token[drawing] = tokens
         seats.lengths[drawing] = lengths

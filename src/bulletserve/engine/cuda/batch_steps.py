@@ -28,6 +28,7 @@ from bulletserve.engine.cuda.pinned_ring import TokenReturn
 from bulletserve.engine.cuda.seat_tables import CudaSeats, SeatUpdate, SeatUpdater
 from bulletserve.engine.cuda.tail import Tail
 from bulletserve.engine.kv_cache import KvCache
+from bulletserve.engine.masked import masked_rows
 from bulletserve.kernels.cuda.prefill_attention import PrefillSegments
 from bulletserve.kernels.cuda.step_tables import begin_decode, gather_rows
 from bulletserve.models.cuda_operators import AttentionPart, CudaStepContext, LaneWorkspace
@@ -97,7 +98,7 @@ class BatchSteps:
         if end < self.layers:
             self._batch = batch
             return None
-        return self._draw(batch.size, step.sms)
+        return self._draw(launch, batch.size, step.sms)
 
     def give_up(self, launch: Launch, update: SeatUpdate | None) -> None:
         """See `LaneSteps`. Prompts that a mixed step was to finish are rows of the next step already."""
@@ -166,7 +167,7 @@ class BatchSteps:
         positions, slots = self._in.positions[:tokens], self._in.slots[:tokens]
         return CudaStepContext(sms, capturing, self.workspace, positions, slots, parts)
 
-    def _draw(self, size: BatchSize, sms: int) -> Tensor | None:
+    def _draw(self, launch: Launch, size: BatchSize, sms: int) -> Tensor | None:
         if not size.sampled:
             return None
         bucket = bucket_of(self._row_buckets, size.sampled)
@@ -176,6 +177,8 @@ class BatchSteps:
             graph.replay()
         else:
             self._tail_work(bucket, sms, capturing=False)
+        if masked := masked_rows(launch):
+            self._tail.redraw_masked(masked, sms)
         return self._return.fetch(self._tail.tokens[: size.sampled])
 
     # --- graphs -----------------------------------------------------------------------------------------------
@@ -218,6 +221,10 @@ class BatchSteps:
         gather_rows(space.hidden, own.at[:rows], own.live_samples, sampled)
         context = self._context(rows, sms, (), capturing=capturing)
         self._tail.draw(sampled, own.sample_seats[:rows], own.live_samples, own.new_lengths[:rows], context)
+
+    def warm_masks(self, sms: int) -> None:
+        """See `CapturedSteps`."""
+        self._tail.warm_masks(sms)
 
     def pad(self) -> None:
         """Let the inputs be padding only, and all attention planned, as captures and warm-ups want them."""

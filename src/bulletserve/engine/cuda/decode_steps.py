@@ -21,6 +21,7 @@ from bulletserve.engine.cuda.pinned_ring import PinnedRing, TokenReturn
 from bulletserve.engine.cuda.seat_tables import CudaSeats, SeatUpdate, SeatUpdater, Words, fill_updates
 from bulletserve.engine.cuda.tail import Tail
 from bulletserve.engine.kv_cache import KvCache
+from bulletserve.engine.masked import masked_rows
 from bulletserve.kernels.cuda.step_tables import apply_updates, begin_decode, update_words
 from bulletserve.models.cuda_operators import CudaStepContext, LaneWorkspace
 from bulletserve.models.decoder import Decoder
@@ -73,6 +74,8 @@ class DecodeSteps:
         self._send(launch.rows, cells)
         graph.replay()
         self._seats.host_lengths[self._host_rows] += 1
+        if masked := masked_rows(launch):
+            self._tail.redraw_masked(masked, launch.step.sms)
         return self._return.fetch(self._tail.tokens[:count])
 
     def give_up(self, launch: Launch, update: SeatUpdate | None) -> None:
@@ -102,6 +105,10 @@ class DecodeSteps:
         hidden = self._model.embed(ids, context)
         hidden = self._model.run_layers(hidden, 0, layers, context, self._cache)
         self._tail.draw(hidden, rows, self._live, lengths, context)
+
+    def warm_masks(self, sms: int) -> None:
+        """See `CapturedSteps`."""
+        self._tail.warm_masks(sms)
 
     def pad(self) -> None:
         """Let the rows be padding only, as captures and warm-ups want them."""

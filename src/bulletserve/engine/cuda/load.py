@@ -228,6 +228,10 @@ def _capture_all(
             of_share = [key for key in keys if key.sms == sms]
             taken = _capture(steps, of_share, manager.stream(lane, sms), manager.device)
             took.append(PartitionMemory(f"{lane} on {sms} SMs", len(of_share), taken // len(of_share)))
+            stream = manager.stream(lane, sms)
+            with torch.cuda.stream(stream):
+                steps.warm_masks(sms)
+            stream.synchronize()
         steps.graphs.seal()
     return tuple(took)
 

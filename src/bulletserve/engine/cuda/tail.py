@@ -4,12 +4,17 @@ Knows nothing about layers. The tokens of chosen rows are drawn on the device an
 goes to the host.
 """
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from bulletserve.engine.cuda.seat_tables import CudaSeats
+from bulletserve.engine.masked import MaskedRow
 from bulletserve.kernels.cuda.sampling import sample
 from bulletserve.kernels.cuda.step_tables import finish
+from bulletserve.kernels.masks import keep_allowed, to_device
 from bulletserve.models.cuda_operators import CudaStepContext, LaneWorkspace
 from bulletserve.models.decoder import Decoder
 
@@ -20,6 +25,7 @@ class Tail:
     def __init__(self, model: Decoder, seats: CudaSeats, workspace: LaneWorkspace, max_rows: int) -> None:
         self._model = model
         self._seats = seats
+        self._workspace = workspace
         self._scratch = workspace.sampling
         self.tokens = torch.zeros(max_rows, dtype=torch.int32, device=model.device)
 
@@ -33,3 +39,32 @@ class Tail:
         logits = self._model.logits(hidden, context)
         sample(logits, rows, live, seats, lengths, tokens, self._scratch, context.sms)
         finish(rows, live, tokens, lengths, seats)
+
+    def redraw_masked(self, masked: Sequence[MaskedRow], sms: int) -> None:
+        """Draw again, for rows with masks, from the logits that the step has just left in the workspace.
+
+        These lose there what is not allowed. The seats' lengths on the host must be those after the step.
+        """
+        for start in range(0, len(masked), _AT_ONCE):
+            self._redraw_masked(masked[start : start + _AT_ONCE], sms)
+
+    def _redraw_masked(self, masked: Sequence[MaskedRow], sms: int) -> None:
+        seats, device = self._seats.device, self.tokens.device
+        at, who = [one.row for one in masked], [one.seat for one in masked]
+        logits = keep_allowed(self._workspace.logits, at, [one.mask for one in masked])
+        lengths = self._seats.host_lengths[who]
+        places = to_device(np.array([at, who, lengths], dtype=np.int32), device)
+        live = torch.full((1,), len(masked), dtype=torch.int32, device=device)
+        tokens = torch.empty(len(masked), dtype=torch.int32, device=device)
+        sample(logits, places[1], live, seats, places[2], tokens, self._scratch, sms)
+        self.tokens.index_copy_(0, places[0].long(), tokens)
+        seats.last_token.index_copy_(0, places[1].long(), tokens)
+
+    def warm_masks(self, sms: int) -> None:
+        """Compile and load what rows with masks need, on the padding seat."""
+        every = b"\xff" * 4 * -(-self._workspace.logits.shape[1] // 32)
+        self.redraw_masked([MaskedRow(0, self._seats.max_seqs, every)], sms)
+
+
+_AT_ONCE = 16
+"""Rows whose logits are copied at once: about 10 MB."""
