@@ -9,6 +9,7 @@ from bulletserve.core.events import Masked
 from bulletserve.core.operators import StepShape
 from bulletserve.core.plan import DecodeStep
 from bulletserve.core.request import FinishReason, Request
+from bulletserve.scheduler.masked_rows import MaskedRows
 from bulletserve.scheduler.policies.static_split import StaticSplit
 from bulletserve.scheduler.policies.time_sliced import TimeSliced
 from bulletserve.scheduler.policy import Policy
@@ -142,3 +143,13 @@ def test_requests_whose_grammar_is_being_compiled_are_nobodys_fault() -> None:
     world.drain()
     world.check_answers()
     assert not world.loop.stalled
+
+
+def test_an_engine_without_a_guide_refuses_grammars() -> None:
+    world = steady_world(masked=1, free=1, mask_s=0.25, policy=TimeSliced(64))
+    world.state._masked = MaskedRows(None)
+    world.drain()
+    assert world.answers.finished[0].reason is FinishReason.REFUSED
+    assert "no grammars" in world.answers.finished[0].message
+    assert world.answers.finished[1].reason is FinishReason.LENGTH
+    world.check_all_is_free()

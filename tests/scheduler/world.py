@@ -311,7 +311,7 @@ class SlowGuide:
         self._answer(request_id)
 
     def forget(self, request_id: int) -> None:
-        del self.positions[request_id]
+        self.positions.pop(request_id, None)
 
     def _answer(self, request_id: int) -> None:
         self.asked += 1

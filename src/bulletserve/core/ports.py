@@ -56,20 +56,7 @@ class Guide(Protocol):
         """Its next token is `token`; the mask of the one after it is wanted."""
 
     def forget(self, request_id: int) -> None:
-        """It has ended; no answer is wanted any more."""
-
-
-class NoGuide:
-    """Follows nothing and answers nothing: where answers are free, or are in a record."""
-
-    def begin(self, request_id: int, grammar: str) -> None:
-        """Nothing."""
-
-    def follow(self, request_id: int, token: int) -> None:
-        """Nothing."""
-
-    def forget(self, request_id: int) -> None:
-        """Nothing."""
+        """It has ended, perhaps before it was taken in; no answer is wanted any more."""
 
 
 class Outlet(Protocol):

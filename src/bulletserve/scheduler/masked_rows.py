@@ -13,7 +13,7 @@ from bulletserve.scheduler.job import Job, Phase
 class MaskedRows:
     """`riding`: rows of the next decode step, their masks known. What the guide owes an answer for is in none."""
 
-    def __init__(self, guide: Guide) -> None:
+    def __init__(self, guide: Guide | None) -> None:
         self.riding: dict[int, Job] = {}
         self._guide = guide
         self._owed: dict[int, Job] = {}
@@ -29,8 +29,13 @@ class MaskedRows:
         """Those of them that are rows, but for the mask."""
         return self._owed_rows
 
+    def problem(self, job: Job) -> str:
+        """Why a request cannot be served; "" if it can."""
+        return "this engine follows no grammars" if job.masked and self._guide is None else ""
+
     def begin(self, job: Job) -> None:
         """A request has arrived."""
+        assert self._guide is not None
         self._owed[job.id] = job
         self._guide.begin(job.id, job.request.grammar)
 
@@ -38,6 +43,7 @@ class MaskedRows:
         """A row's mask is used up, its next token known."""
         self._owed[job.id] = job
         self._owed_rows += 1
+        assert self._guide is not None
         self._guide.follow(job.id, job.tokens[-1])
 
     def take(self, made: Masked) -> Job | None:
@@ -52,4 +58,5 @@ class MaskedRows:
         """It has ended."""
         if self._owed.pop(job.id, None) is not None:
             self._owed_rows -= job.phase is Phase.DECODING
-        self._guide.forget(job.id)
+        if self._guide is not None:
+            self._guide.forget(job.id)

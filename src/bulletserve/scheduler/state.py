@@ -12,7 +12,7 @@ from bulletserve.core.correction import Correction
 from bulletserve.core.events import Aborted, Arrived, CacheReset, Event, Masked, Output, StepDone, Stop
 from bulletserve.core.launch import Launch, PromptPart, Seat
 from bulletserve.core.plan import DecodeStep, Lane, MixedStep, Plan, PrefillGroup, Start, lanes_of
-from bulletserve.core.ports import Guide, NoGuide
+from bulletserve.core.ports import Guide
 from bulletserve.core.request import Finished, FinishReason, Request
 from bulletserve.core.slo import NO_DEADLINE_S
 from bulletserve.core.snapshot import Limits
@@ -41,7 +41,7 @@ class State:
 
     `rules`: the policy's, for the queue. Without an `estimator` a target is lost when its deadline is past; with one,
     each step that ends is compared with its forecast by `watch`, which makes `correction`. `guide` makes the masks of
-    requests with a grammar.
+    requests with a grammar; without one they are refused.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class State:
         ledger: KvLedger,
         rules: QueueRules = FIRST_COME,
         estimator: Forecaster | None = None,
-        guide: Guide = NoGuide(),  # noqa: B008 (it has no state)
+        guide: Guide | None = None,
     ) -> None:
         self.limits = limits
         self.ledger = ledger
@@ -133,12 +133,12 @@ class State:
     def _arrive(self, job: Job) -> None:
         """Into the queue; what could never end, even alone, is refused: it would block all behind it."""
         self.jobs[job.id] = job
-        if job.masked:
+        if problem := job.never_ends(self.limits) or self._masked.problem(job):
+            self._end(job, FinishReason.REFUSED, message=problem)
+        elif job.masked:
             self._masked.begin(job)
         else:
             self._enqueue(job)
-        if problem := job.never_ends(self.limits):
-            self._end(job, FinishReason.REFUSED, message=problem)
 
     def _enqueue(self, job: Job) -> None:
         promised = job.deadline_s < NO_DEADLINE_S  # else there is nothing to lose, and nothing to forecast
