@@ -171,6 +171,21 @@ def test_any_object_is_an_object_and_nothing_else_is(walk: Walk, value: dict[str
     assert not walk.accepts(grammar, json.dumps([value]))
 
 
+@pytest.mark.parametrize(
+    ("regex", "text", "fits"),
+    [
+        (r"^\d{3}$", "123", True),
+        (r"^\d{3}$", "1234", False),
+        (r"\w+/x\/y", "ab/x/y", True),
+        (r"(?i)yes", "YeS", True),
+        (r"[^a]+", "bcd\n", True),
+        (r"[^a]+", "bad", False),
+    ],
+)
+def test_regular_expressions_match_the_whole_answer(walk: Walk, regex: str, text: str, fits: bool) -> None:
+    assert walk.accepts(regex_grammar(regex, "guided_regex"), text) is fits
+
+
 def test_a_model_without_end_tokens_ends_where_nothing_may_follow(walk: Walk) -> None:
     endless = Walk(walk.codec, eos_ids=())
     grammar = choice_grammar(["hello", "hell"], "structured_outputs")

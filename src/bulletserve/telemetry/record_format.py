@@ -188,9 +188,13 @@ def _digest(last: bytes, body: bytes) -> bytes:
 def _event(event: Event) -> list[Any]:
     if isinstance(event, Arrived):
         return ["arrived", event.request]
-    if isinstance(event, Masked):
-        event = dataclasses.replace(event, mask=b"")  # no decision depends on it, and it is as long as the vocabulary
-    return [_EVENT_NAMES[type(event)], *(getattr(event, field.name) for field in dataclasses.fields(event))]
+    return [_EVENT_NAMES[type(event)], *(getattr(event, name) for name in _recorded(type(event)))]
+
+
+def _recorded(kind: type) -> list[str]:
+    """The names of an event's fields but those that decide nothing."""
+    names = [field.name for field in dataclasses.fields(kind)]
+    return [name for name in names if name not in ("mask",)]
 
 
 def _read_event(row: list[Any]) -> Event:
@@ -199,8 +203,7 @@ def _read_event(row: list[Any]) -> Event:
         request = msgspec.convert(fields[0], Request)
         return Arrived(dataclasses.replace(request, prompt_ids=array("q", request.prompt_ids)))
     kind = _EVENTS[name]
-    names = [field.name for field in dataclasses.fields(kind)]
-    event: Event = msgspec.convert(dict(zip(names, fields, strict=True)), kind)
+    event: Event = msgspec.convert(dict(zip(_recorded(kind), fields, strict=True)), kind)
     return event
 
 
