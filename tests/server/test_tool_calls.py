@@ -52,6 +52,7 @@ def read(make: MakeReader, text: str, cuts: list[int]) -> tuple[str, list[tuple[
     return said, [(name, text) for name, text in found]
 
 
+MARKS = ("<tool_call>", "</tool_call>", "<|python_tag|>", "{", "}", '"', " ", "\n", "a", "<", ":", ",", "[")
 pieces = st.lists(st.integers(0, 200), max_size=12)
 layouts = st.sampled_from([(None, (", ", ": ")), (None, (",", ":")), (2, (",", ": "))])
 
@@ -87,7 +88,7 @@ def test_a_list_of_calls(calls, cuts: list[int], layout) -> None:
     assert [(name, json.loads(text)) for name, text in found] == calls
 
 
-@given(text=st.text('ab{}[]<>/tol_cal:" ,\n', max_size=40), cuts=pieces)
+@given(text=st.lists(st.sampled_from(MARKS)).map("".join), cuts=pieces)
 @pytest.mark.parametrize("make", [MarkedReader, JsonReader])
 @quick
 def test_text_without_a_call_stays_as_it_is(make: MakeReader, text: str, cuts: list[int]) -> None:
@@ -97,9 +98,9 @@ def test_text_without_a_call_stays_as_it_is(make: MakeReader, text: str, cuts: l
 @given(cuts=pieces)
 @quick
 def test_what_only_looks_like_a_call_is_content(cuts: list[int]) -> None:
-    for text in ('<tool_call>{"name": 3}</tool_call> so', "<tool_call>nothing</tool_call>", '<tool_call>{"na'):
+    for text in ('a \n<tool_call> {"name": 3}</tool_call> so', "<tool_call>nothing</tool_call>", ' <tool_call>{"na'):
         assert read(MarkedReader, text, cuts) == (text, [])
-    for text in ('{"answer": {"name": "x"}}', '{"name": ["x"]}', "{", '{"name": "x'):
+    for text in ('{"answer": {"name": "x"}}', ' {"name": ["x"]}', "\n{", '<|python_tag|>{"name": "x', " {x"):
         assert read(JsonReader, text, cuts) == (text, [])
 
 

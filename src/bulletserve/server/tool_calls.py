@@ -58,9 +58,9 @@ class Calls:
         """Whether a call has begun and not ended."""
         return self._scanner is not None
 
-    def begin(self) -> None:
-        """What comes next is a call."""
-        self._scanner, self._started, self._raw = CallScanner(), False, []
+    def begin(self, before: str = "") -> None:
+        """What comes next is a call; if it turns out to be none, `before` was content too."""
+        self._scanner, self._started, self._raw = CallScanner(), False, [before]
 
     def feed(self, character: str, parts: list[Part]) -> None:
         """One character of the call. Raises `NoCall`, with all its text, where it turns out to be none."""
@@ -111,13 +111,14 @@ class MarkedReader:
                     self._calls.feed(character, parts)
                     self._skips_close = not self._calls.inside
                 except NoCall as none:
-                    parts.append(f"{self.OPEN}{none}")
+                    parts.append(str(none))
             else:
                 self._held += character
                 if self._held.endswith(self.OPEN):
-                    self._let_go(parts, self._held[: -len(self.OPEN)].rstrip())
+                    content = self._held[: -len(self.OPEN)].rstrip()
+                    self._let_go(parts, content)
+                    self._calls.begin(self._held[len(content) :])
                     self._held = ""
-                    self._calls.begin()
                 elif self._skips_close and self._held.strip() == self.CLOSE:
                     self._held, self._skips_close = "", False
         if not self._calls.inside:
@@ -130,8 +131,7 @@ class MarkedReader:
         """See `Reader`."""
         parts: list[Part] = []
         if self._calls.inside:
-            raw = self._calls.give_up()
-            self._let_go(parts, f"{self.OPEN}{raw}" if raw else "")
+            self._let_go(parts, self._calls.give_up())
         if self._held.strip() or not self._calls.count:
             self._let_go(parts, self._held)
         self._held = ""
@@ -190,8 +190,8 @@ class JsonReader:
         self._held += character
         opening = self._held.strip(" \t\r\n;," if self._calls.count else " \t\r\n").removeprefix(self.TAG).lstrip()
         if opening == "{":
+            self._calls.begin(self._held[:-1])
             self._held = ""
-            self._calls.begin()
             self._calls.feed(character, parts)
         elif opening and not self.TAG.startswith(opening):
             self._is_text = True
