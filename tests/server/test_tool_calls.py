@@ -26,7 +26,7 @@ values = st.recursive(
 )
 arguments = st.dictionaries(st.text('ab"\\{', max_size=3), values, max_size=3)
 calls = st.lists(st.tuples(names, arguments), min_size=1, max_size=3)
-content = st.text("abc <>{}\n/tol_", max_size=20)
+content = st.text("abc <>{}\n/tol_", max_size=20).filter(lambda text: "<tool_call>" not in text)
 
 
 def read(make: MakeReader, text: str, cuts: list[int]) -> tuple[str, list[tuple[str, str]]]:
