@@ -187,13 +187,7 @@ def test_chat_alternatives_need_logprobs(served: Served) -> None:
 @pytest.mark.parametrize(
     ("name", "values"),
     [
-        ("response_format", [{"type": "json_object"}]),
-        ("tools", [[{}]]),
-        ("tool_choice", ["required"]),
-        ("guided_json", [{}]),
-        ("structured_outputs", [{}]),
         ("suffix", ["x"]),
-        ("truncate_prompt_tokens", [5]),
         ("chat_template", ["x"]),
     ],
 )
@@ -369,6 +363,23 @@ def test_tokenising_a_long_text_holds_up_nobody(served: Served, monkeypatch: pyt
         assert served.post(prompt=[5, 6]).status_code == 200
         go_on.set()
         assert answer.result().status_code == 200
+
+
+def test_what_a_template_must_go_through_is_not_only_contents(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = set()
+
+    def render(*_: object) -> str:
+        threads.add(threading.current_thread().name.partition("_")[0])
+        return "hello"
+
+    monkeypatch.setattr(served.codec, "render_chat", render)
+    for body in (
+        {"chat_template_kwargs": {"documents_of_mine": [{"text": "a" * 5000}]}},
+        {"messages": [{"role": "user", "content": "a", "name": "b" * 5000}]},
+        {"messages": [{"role": "user", "content": "a"}] * 3000},
+    ):
+        assert served.chat(**body, max_tokens=1).status_code == 200
+    assert threads == {"tokenize"}
 
 
 def test_defaults_of_the_checkpoint_hold_for_those_who_say_nothing(served: Served) -> None:

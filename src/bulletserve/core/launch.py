@@ -47,7 +47,8 @@ class Launch(NamedTuple):
     """One step, ready to run.
 
     `seats` and `blocks` (seat, block id, appended to the seat's table) take effect before the step runs.
-    The step's tokens come back in the order: parts that sample, then `rows`.
+    The step's tokens come back in the order: parts that sample, then `rows`. `masks`: what the token of a seat may be
+    (as in `events.Masked`), for every seat with a grammar that draws one in this step.
     """
 
     step_id: int
@@ -56,6 +57,7 @@ class Launch(NamedTuple):
     blocks: tuple[tuple[int, int], ...] = ()
     parts: tuple[PromptPart, ...] = ()
     rows: tuple[int, ...] = ()
+    masks: tuple[tuple[int, bytes], ...] = ()
 
     @property
     def lane(self) -> Lane:

@@ -141,6 +141,7 @@ class Request:
     `id` is unique in the engine's life. `max_tokens`, `seed` and `stop_ids` (the model's end tokens included
     unless ignored) are resolved. `block_hashes` chain over the prompt's full blocks (`core/prefix`), salted. The engine
     keeps `prompt_ids` as it is, so nobody may change it. `rules` is None where nothing is asked.
+    `grammar`: what every token of the answer must fit, as `bulletserve.grammar` writes it; "" for a free answer.
     """
 
     id: int
@@ -157,6 +158,7 @@ class Request:
     cache_salt: str = ""
     block_hashes: tuple[bytes, ...] = ()
     rules: TokenRules | None = None
+    grammar: str = ""
 
 
 class FinishReason(StrEnum):

@@ -58,6 +58,7 @@ def resolve_request(
     priority: int = 0,
     cache_salt: str = "",
     bad_words: Sequence[tuple[int, ...]] = (),
+    grammar: str = "",
 ) -> Request:
     """One request, checked. `param` names the prompt's field in errors, `bad_words` are those of `params` as ids.
 
@@ -97,6 +98,7 @@ def resolve_request(
         priority=priority,
         cache_salt=cache_salt,
         rules=_rules(params, stop_ids, tuple(bad_words)),
+        grammar=grammar,
     )
 
 

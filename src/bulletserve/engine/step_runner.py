@@ -15,8 +15,10 @@ from bulletserve.core.launch import Launch, PromptPart
 from bulletserve.core.plan import PrefillGroup
 from bulletserve.engine.drawn import Drawn
 from bulletserve.engine.kv_cache import KvCache
+from bulletserve.engine.masked import masked_rows
 from bulletserve.engine.ruled_seats import PROMPT_PIECE, PromptRun
 from bulletserve.engine.seats import SeatTable
+from bulletserve.kernels.masks import keep_allowed
 from bulletserve.kernels.sampling import sample
 from bulletserve.kernels.token_rules import LogprobTensors, RuledRow, RuledRows, logprobs
 from bulletserve.models.context import DecodeSegment, PrefillSegment, StepContext
@@ -71,14 +73,14 @@ class StepRunner:
         if end < self._model.shape.num_layers:
             self._batch = batch
             return Drawn()
-        return self._draw(batch.hidden, batch.parts, None, batch.context)
+        return self._draw(batch.hidden, launch, None, batch.context)
 
     def _run_whole(self, launch: Launch) -> Drawn:
         rows = self._row_tensor(launch.rows) if launch.rows else None
         ids, context = self._context(launch.parts, rows)
         hidden = self._model.embed(ids)
         hidden = self._model.run_layers(hidden, 0, self._model.shape.num_layers, context, self._cache)
-        return self._draw(hidden, launch.parts, rows, context)
+        return self._draw(hidden, launch, rows, context)
 
     def _row_tensor(self, rows: tuple[int, ...]) -> Tensor:
         kept = self._rows
@@ -114,9 +116,9 @@ class StepRunner:
             decode = DecodeSegment(start, start + len(rows), tables, lengths, int(lengths.max()))
         return _join(ids), StepContext(_join(positions), _join(slots), tuple(segments), decode)
 
-    def _draw(self, hidden: Tensor, parts: tuple[PromptPart, ...], rows: Tensor | None, context: StepContext) -> Drawn:
+    def _draw(self, hidden: Tensor, launch: Launch, rows: Tensor | None, context: StepContext) -> Drawn:
         """Draw the tokens of the parts that end their prompt and of the rows; note lengths and tokens."""
-        seats = self._seats
+        seats, parts = self._seats, launch.parts
         ends = [(s.stop - 1, p) for s, p in zip(context.prefill, parts, strict=True) if p.samples]
         at = [torch.tensor([index for index, _ in ends], dtype=torch.int64)]
         who = [torch.tensor([part.seat for _, part in ends], dtype=torch.int64)]
@@ -132,6 +134,8 @@ class StepRunner:
         if not len(drawing):
             return Drawn(prompts=prompts)
         logits = self._model.logits(hidden[_join(at)])
+        if masked := masked_rows(launch):
+            keep_allowed(logits, [one.row for one in masked], [one.mask for one in masked])
         tokens = sample(logits, seats.sampling(drawing, lengths))
         seats.lengths[drawing] = lengths
         drawn = Drawn(tokens, prompts=prompts)

@@ -12,6 +12,7 @@ from json.encoder import encode_basestring_ascii
 
 from bulletserve.server.calls import Answer, Delta
 from bulletserve.server.token_log import ToldToken
+from bulletserve.server.tool_message import finish_reason, message
 
 DONE = b"data: [DONE]\n\n"
 
@@ -45,15 +46,15 @@ def document(head: AnswerHead, answers: Sequence[Answer]) -> bytes:
     choices = []
     for answer in answers:
         assert answer.end is not None
-        text: dict[str, object] = (
-            {"message": {"role": "assistant", "content": answer.text}} if head.chat else {"text": answer.text}
-        )
+        said = message(answer)
+        calls = len(said.get("tool_calls", ()))
+        text: dict[str, object] = {"message": said} if head.chat else {"text": answer.text}
         choices.append(
             {
                 "index": answer.choice,
                 **text,
                 "logprobs": _logprobs(answer, answer.told),
-                "finish_reason": answer.end.finish_reason,
+                "finish_reason": finish_reason(answer.end, calls),
                 "stop_reason": answer.end.stop_reason,
                 **({} if head.chat else _prompt_logprobs(answer)),
             }

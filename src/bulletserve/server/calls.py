@@ -13,6 +13,7 @@ from bulletserve.core.request import Request
 from bulletserve.server.answer_extras import AnswerExtras
 from bulletserve.server.detokenizer import Detokenizer
 from bulletserve.server.token_log import ToldToken
+from bulletserve.server.tool_calls import MakeReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class Prompt:
 
     `named_stop_ids` are the stop tokens that the client named: they are told back as `stop_reason`, the model's own
     end tokens are not. `copy`: of several answers to the same prompt, which this is.
+    `make_reader`: what finds tool calls in the answer, None where there can be none.
     """
 
     request: Request
@@ -28,6 +30,7 @@ class Prompt:
     named_stop_ids: frozenset[int] = frozenset()
     extras: AnswerExtras | None = None
     copy: int = 0
+    make_reader: MakeReader | None = None
 
 
 class End(NamedTuple):
@@ -51,7 +54,19 @@ class Delta(NamedTuple):
 class Answer:
     """The answer to one prompt. `tokens` counts all that were generated, shown or not."""
 
-    __slots__ = ("cached_tokens", "call", "choice", "end", "last_token_s", "parts", "prompt", "tokens", "told")
+    __slots__ = (
+        "admitted_s",
+        "cached_tokens",
+        "call",
+        "choice",
+        "end",
+        "first_token_s",
+        "last_token_s",
+        "parts",
+        "prompt",
+        "tokens",
+        "told",
+    )
 
     def __init__(self, prompt: Prompt, call: "Call", choice: int) -> None:
         self.prompt = prompt
@@ -59,6 +74,8 @@ class Answer:
         self.choice = choice
         self.tokens = 0
         self.cached_tokens = 0
+        self.admitted_s = 0.0
+        self.first_token_s = 0.0
         self.last_token_s = 0.0
         self.parts: list[str] = []
         self.told: list[ToldToken] = []

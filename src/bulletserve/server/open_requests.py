@@ -15,7 +15,7 @@ from bulletserve.core.request import Finished, FinishReason
 from bulletserve.core.token_rules import TokenLogprobs
 from bulletserve.server.calls import Answer, Call, End, Prompt
 from bulletserve.telemetry.end_rate import EndRate
-from bulletserve.telemetry.metrics import Metrics
+from bulletserve.telemetry.metrics import AnswerTimes, Metrics
 from bulletserve.transport.front_end import FrontEnd
 from bulletserve.transport.messages import Fatal, ToFront
 
@@ -47,7 +47,7 @@ class OpenRequests:
         status_limit_s: float = 10.0,
         step_limit_s: float = 60.0,
     ) -> None:
-        self.info = info
+        self.info = metrics.info = info
         self.metrics = metrics
         self._engine: FrontEnd | None = engine
         self._max_waiting = max_waiting
@@ -78,6 +78,7 @@ class OpenRequests:
         """Go on with a new engine process, which is ready; requests of the old one have failed."""
         self.engine_died("replaced by a new engine")
         self._engine, self.info, self._last_words = engine, info, ""
+        self.metrics.info = info
         self.start()
 
     def engine_died(self, message: str) -> None:
@@ -105,12 +106,14 @@ class OpenRequests:
             return "the server is shutting down"
         if self._engine is None:
             return f"the engine is gone: {self._last_words}"
+        status = self.metrics.status
         silent_s = time.monotonic() - self._heard_s
         if silent_s > self._status_limit_s:
             return f"the engine has said nothing for {silent_s:.0f} s"
-        status = self.metrics.status
         if status is not None and status.oldest_step_s > self._step_limit_s:
             return f"a step of the engine has been running for {status.oldest_step_s:.0f} s"
+        if status is not None and status.standing_s > self._status_limit_s:
+            return f"the engine has started nothing for {status.standing_s:.0f} s, though requests wait"
         return None
 
     def submit(self, prompts: Sequence[Prompt], *, streaming: bool) -> Call:
@@ -138,6 +141,12 @@ class OpenRequests:
             raise Overloaded(
                 f"{self._waiting} requests are waiting, at most {self._max_waiting} may", retry_after_s=self._queue_s()
             )
+
+    def reset_cache(self) -> None:
+        """Have every cached prefix forgotten. Raises `EngineDied`."""
+        if self._engine is None:
+            raise EngineDied(f"the engine is gone: {self._last_words}")
+        self._engine.reset_cache()
 
     def _queue_s(self) -> float:
         """When the queue as it stands will have been served, as fast as requests end; at first by the engine's
@@ -173,9 +182,10 @@ class OpenRequests:
         now_s, opened, gaps = time.monotonic(), self._open, self.metrics.token_gap_s
         stopped_by = {f.request_id: f.stop_id for f in output.finished if f.stop_id is not None}
         matched: list[int] = []
-        for request_id, cached_tokens in output.first_tokens:
+        for place, (request_id, cached_tokens) in enumerate(output.first_tokens):
             if request_id in opened:
                 opened[request_id].cached_tokens = cached_tokens
+                opened[request_id].admitted_s = output.admitted_s[place] if output.admitted_s else now_s
         told = self._told(output) if output.logprobs or output.prompt_logprobs else {}
         for request_id, token in zip(output.request_ids, output.tokens, strict=True):
             answer = opened.get(request_id)
@@ -202,6 +212,8 @@ class OpenRequests:
             elif text:
                 answer.call.add(answer, text)
         self.metrics.generation_tokens += len(output.tokens)
+        if output.tokens:
+            self.metrics.turn_tokens.observe(len(output.tokens))
         for finished in output.finished:
             answer = opened.get(finished.request_id)
             if answer is not None:
@@ -220,6 +232,7 @@ class OpenRequests:
         return {request_id: iter(several) for request_id, several in told.items()}
 
     def _first_token(self, answer: Answer, now_s: float) -> None:
+        answer.first_token_s = now_s
         self._more_wait(-1)
         self.metrics.prompt_tokens += answer.prompt_tokens
         self.metrics.first_token_s.observe(now_s - answer.prompt.request.arrival_s)
@@ -240,10 +253,14 @@ class OpenRequests:
     def _finish(self, answer: Answer, text: str, end: End) -> None:
         self._forget(answer, end.finish_reason)
         answer.call.finish(answer, text, end)
-        metrics, request = self.metrics, answer.prompt.request
-        metrics.whole_s.observe(answer.last_token_s - request.arrival_s)
-        metrics.request_prompt_tokens.observe(len(request.prompt_ids))
-        metrics.request_generation_tokens.observe(answer.tokens)
+        request = answer.prompt.request
+        self.metrics.answered(
+            request.slo,
+            AnswerTimes(request.arrival_s, answer.admitted_s, answer.first_token_s, answer.last_token_s),
+            prompt_tokens=len(request.prompt_ids),
+            tokens=answer.tokens,
+            max_tokens=request.max_tokens,
+        )
 
     def _forget(self, answer: Answer, reason: str) -> None:
         del self._open[answer.prompt.request.id]

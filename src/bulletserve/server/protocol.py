@@ -6,6 +6,7 @@ that nobody knows is ignored, with one line in the log.
 """
 
 import logging
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeAlias, TypeVar
 
@@ -20,41 +21,32 @@ from bulletserve.server.slo_fields import SloBody
 Json: TypeAlias = Any
 
 LONGEST_STOP_CHARACTERS = 1000
+REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _COMPLETION_MAX_TOKENS = 16
 _MOST_EXTRA_FIELDS = 100
 _REMEMBERED_FIELDS = 1000
 
 _IGNORED = frozenset(
-    {"user", "metadata", "store", "service_tier", "request_id", "safety_identifier", "prompt_cache_key", "verbosity"}
-    | {"parallel_tool_calls", "reasoning_effort"}
+    {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "verbosity"}
+    | {"reasoning_effort"}
 )
 
 _NOT_SERVED: Mapping[str, tuple[Json, ...]] = {
     "audio": (),
-    "chat_template": (),
-    "continue_final_message": (False,),
     "documents": ([],),
     "early_stopping": (False,),
     "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "guided_choice": (),
     "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
     "length_penalty": (1,),
     "logits_processors": ([],),
     "modalities": (["text"],),
     "prompt_embeds": (),
-    "response_format": ({"type": "text"},),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
-    "structured_outputs": (),
     "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "top_logprobs": (0,),
-    "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
 }
 """Known fields that are not served yet, with the values (besides null) that ask for nothing."""
@@ -62,7 +54,7 @@ _NOT_SERVED: Mapping[str, tuple[Json, ...]] = {
 _seen_unknown: set[str] = set()
 _log = logging.getLogger(__name__)
 
-Body = TypeVar("Body", bound="CommonBody")
+Body = TypeVar("Body", bound=BaseModel)
 
 
 class StreamOptions(BaseModel):
@@ -95,6 +87,13 @@ class CommonBody(SamplingFields):
     priority: int | None = None
     slo: SloBody | None = None
     cache_salt: str | None = None
+    request_id: str | None = None
+    truncate_prompt_tokens: int | None = None
+    response_format: Json = None
+    structured_outputs: Json = None
+    guided_json: Json = None
+    guided_regex: str | None = None
+    guided_choice: Json = None
 
     @property
     def wanted_tokens(self) -> tuple[str, int | None]:
@@ -108,13 +107,27 @@ class CompletionBody(CommonBody, CompletionSampling):
     prompt: Json = None
 
 
-class ChatBody(CommonBody, ChatSampling):
-    """`POST /v1/chat/completions`. `messages` are checked in `inputs`."""
+class ChatFields(BaseModel):
+    """What says how messages become a prompt. `messages` are checked in `inputs`.
+
+    continue_final_message: the answer goes on with the last message, which is left open; no generation prompt then.
+    """
 
     messages: Json = None
-    max_completion_tokens: int | None = None
+    add_special_tokens: bool | None = None
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Json] | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+
+class ChatBody(CommonBody, ChatFields, ChatSampling):
+    """`POST /v1/chat/completions`."""
+
+    max_completion_tokens: int | None = None
+    tools: Json = None
+    tool_choice: Json = None
+    parallel_tool_calls: bool | None = None
 
     @property
     def wanted_tokens(self) -> tuple[str, int | None]:
@@ -142,11 +155,25 @@ def parse_body(kind: type[Body], data: bytes) -> Body:
         raise InvalidRequest(f"the body has more than {_MOST_EXTRA_FIELDS} fields that are not supported")
     for name, value in extra.items():
         _check_extra(name, value)
+    if isinstance(body, CommonBody):
+        _check_common(body)
+    return body
+
+
+def _check_common(body: CommonBody) -> None:
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options is only for stream=true", param="stream_options")
     if body.cache_salt is not None and not 0 < len(body.cache_salt) <= 256:
         raise InvalidRequest("cache_salt must have 1 to 256 characters", param="cache_salt")
-    return body
+    if body.request_id is not None and not REQUEST_ID.fullmatch(body.request_id):
+        raise InvalidRequest("request_id must be 1 to 128 visible ASCII characters", param="request_id")
+    if body.truncate_prompt_tokens is not None and not (
+        body.truncate_prompt_tokens == -1 or 0 < body.truncate_prompt_tokens < 2**31
+    ):
+        raise InvalidRequest(
+            "truncate_prompt_tokens must be a number of tokens, or -1 for as many as fit",
+            param="truncate_prompt_tokens",
+        )
 
 
 def _check_extra(name: str, value: Json) -> None:

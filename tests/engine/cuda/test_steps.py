@@ -52,8 +52,12 @@ def plain_model() -> Decoder:
     return Decoder(SHAPE, state(), torch.float32)
 
 
-def best_token(tokens: list[int]) -> int:
-    return int(all_logits(tokens)[-1].argmax())
+def best_token(tokens: list[int], mask: bytes | None = None) -> int:
+    logits = all_logits(tokens)[-1].clone()
+    if mask is not None:
+        bits = int.from_bytes(mask, "little")
+        logits[[token for token in range(len(logits)) if not bits >> token & 1]] = float("-inf")
+    return int(logits.argmax())
 
 
 @torch.inference_mode()
@@ -102,6 +106,7 @@ class Engine:
         self.rules: dict[int, TokenRules] = {}
         self.told: dict[int, list[TokenLogprobs]] = {}
         self.told_of_prompts: dict[int, dict[int, TokenLogprobs]] = {}
+        self.banned: dict[int, bytes] = {}
 
     def seat(self, row: int) -> Seat:
         count = -(-len(PROMPTS[row]) // BLOCK_SIZE)
@@ -117,10 +122,12 @@ class Engine:
             if len(self.tokens[row]) > self.held[row] * BLOCK_SIZE:
                 blocks.append((row, self.free.pop()))
                 self.held[row] += 1
-        launch = Launch(0, step, seats, tuple(blocks), parts, rows)
+        who = [part.seat for part in parts if part.samples] + list(rows)
+        last = not isinstance(step, PrefillGroup) or step.layer_range[1] == LAYERS
+        masks = tuple((row, self.banned[row]) for row in who if row in self.banned) if last else ()
+        launch = Launch(0, step, seats, tuple(blocks), parts, rows, masks)
         steps = self.decode if isinstance(step, DecodeStep) else self.batch
         drawn = steps.run(launch, self.seats.prepare(launch))
-        who = [part.seat for part in parts if part.samples] + list(rows)
         for part, first, several in drawn.told_of_prompts():
             told = self.told_of_prompts.setdefault(parts[part].seat, {})
             told.update(enumerate(several, first))
@@ -129,8 +136,11 @@ class Engine:
         if drawn.tokens is None:
             return
         for row, token in zip(who, drawn.token_ids(), strict=True):
-            best = best_by_rules if row in self.rules else best_token
-            expected = best(self.tokens[row], *([row, self.rules[row]] if row in self.rules else []))
+            known = self.tokens[row]
+            if row in self.rules:
+                expected = best_by_rules(known, row, self.rules[row])
+            else:
+                expected = best_token(known, self.banned.get(row))
             assert token == expected, f"seat {row} after {len(self.tokens[row])} tokens"
             self.tokens[row].append(token)
 
@@ -169,6 +179,27 @@ def test_every_kind_of_step_draws_the_tokens_of_plain_torch(engine):
     engine.prefill([4], 4)
     for _ in range(3):
         engine.launch(DecodeStep("all", 2), rows=(0, 1, 2, 3, 4))
+
+
+def test_rows_with_masks_draw_what_is_allowed_and_the_others_what_they_would(engine):
+    """In prefill, decode and mixed steps, with a mask of every second token or of one alone, longer and shorter."""
+    even = b"\x55" * 400
+    engine.banned = {1: even, 2: (1 << 5).to_bytes(4, "little"), 3: even[:8]}
+    engine.prefill([0, 1], 4)
+    engine.launch(DecodeStep("all", 2), rows=(0, 1))
+    engine.prefill([2], 6, groups=((0, 1), (1, 2)))
+    engine.launch(DecodeStep("all", 6), rows=(2, 0, 1))
+    engine.mixed(3, 0, 20, (1, 0))
+    engine.mixed(3, 20, 29, (2, 1, 0))
+    engine.launch(DecodeStep("all", 2), rows=(0, 3))
+    engine.banned = {}
+    engine.launch(DecodeStep("all", 2), rows=(0, 1, 2, 3))
+
+
+def test_masks_can_be_warmed_up_before_any_step(engine):
+    for steps in (engine.decode, engine.batch):
+        steps.pad()
+        steps.warm_masks(2)
 
 
 def test_any_kind_of_graph_can_be_the_first_one_captured(device, engine):

@@ -29,6 +29,7 @@ from bulletserve.engine.cuda.seat_tables import CudaSeats, SeatUpdate, SeatUpdat
 from bulletserve.engine.cuda.tail import Tail
 from bulletserve.engine.drawn import Drawn
 from bulletserve.engine.kv_cache import KvCache
+from bulletserve.engine.masked import masked_rows
 from bulletserve.engine.ruled_seats import PROMPT_PIECE, PromptRun
 from bulletserve.kernels.cuda.prefill_attention import PrefillSegments
 from bulletserve.kernels.cuda.step_tables import begin_decode, gather_rows
@@ -184,6 +185,8 @@ class BatchSteps:
             graph.replay()
         else:
             self._tail_work(bucket, sms, capturing=False)
+        if masked := masked_rows(launch):
+            self._tail.redraw_masked(masked, sms)
         ruled = self._seats.ruled.drawn(launch.parts, launch.rows, self._seats.length)
         if ruled:
             self._tail.redraw(ruled, sms, drawn)
@@ -248,6 +251,10 @@ class BatchSteps:
         target = torch.zeros(1, dtype=torch.int64, device=hidden.device)
         context = self._context(self._piece_rows, sms, ())
         self._tail.of_prompt(hidden, target, MOST_LOGPROBS, context, self._piece_rows)
+
+    def warm_masks(self, sms: int) -> None:
+        """See `CapturedSteps`."""
+        self._tail.warm_masks(sms)
 
     def pad(self) -> None:
         """Let the inputs be padding only, and all attention planned, as captures and warm-ups want them."""

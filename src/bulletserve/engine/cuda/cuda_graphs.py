@@ -72,3 +72,6 @@ class CapturedSteps(Protocol):
 
     def warm_rules(self, sms: int) -> None:
         """Compile and load what rows with rules need beside the graphs, on the current stream."""
+
+    def warm_masks(self, sms: int) -> None:
+        """Compile and load what rows with masks need beside the graphs, on the current stream."""

@@ -21,6 +21,7 @@ from bulletserve.engine.cuda.seat_tables import CudaSeats, SeatUpdate, SeatUpdat
 from bulletserve.engine.cuda.tail import Tail
 from bulletserve.engine.drawn import Drawn
 from bulletserve.engine.kv_cache import KvCache
+from bulletserve.engine.masked import masked_rows
 from bulletserve.kernels.cuda.step_tables import apply_updates, begin_decode, update_words
 from bulletserve.models.cuda_operators import CudaStepContext, LaneWorkspace
 from bulletserve.models.decoder import Decoder
@@ -74,6 +75,8 @@ class DecodeSteps:
         graph.replay()
         self._seats.host_lengths[self._host_rows] += 1
         drawn = Drawn()
+        if masked := masked_rows(launch):
+            self._tail.redraw_masked(masked, launch.step.sms)
         ruled = self._seats.ruled.drawn((), launch.rows, self._seats.length)
         if ruled:
             self._tail.redraw(ruled, launch.step.sms, drawn)
@@ -111,6 +114,10 @@ class DecodeSteps:
     def warm_rules(self, sms: int) -> None:
         """See `CapturedSteps`."""
         self._tail.warm(sms)
+
+    def warm_masks(self, sms: int) -> None:
+        """See `CapturedSteps`."""
+        self._tail.warm_masks(sms)
 
     def pad(self) -> None:
         """Let the rows be padding only, as captures and warm-ups want them."""

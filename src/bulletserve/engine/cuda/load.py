@@ -234,6 +234,7 @@ def _capture_all(
             stream = manager.stream(lane, sms)
             with torch.cuda.stream(stream):
                 steps.warm_rules(sms)
+                steps.warm_masks(sms)
             stream.synchronize()
         steps.graphs.seal()
     return tuple(took)

@@ -6,14 +6,17 @@ goes to the host.
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from bulletserve.core.token_rules import MOST_LOGPROBS, TokenRules
 from bulletserve.engine.cuda.seat_tables import CudaSeats
 from bulletserve.engine.drawn import Drawn
+from bulletserve.engine.masked import MaskedRow
 from bulletserve.kernels.cuda.sampling import sample
 from bulletserve.kernels.cuda.step_tables import finish
+from bulletserve.kernels.masks import keep_allowed, to_device
 from bulletserve.kernels.token_rules import LogprobTensors, RuledRow, RuledRows, RulesOfSeat, logprobs
 from bulletserve.models.cuda_operators import CudaStepContext, LaneWorkspace
 from bulletserve.models.decoder import Decoder
@@ -80,6 +83,31 @@ class Tail:
         spare = self._seats.max_seqs
         self._seats.history.take(spare, rules, (0, 1), 1)
         self.redraw([RuledRow(0, spare, 2, RulesOfSeat.of(rules, 1))], sms, Drawn())
+
+    def redraw_masked(self, masked: Sequence[MaskedRow], sms: int) -> None:
+        """Draw again, for rows with masks, from the logits that the step has just left in the workspace.
+
+        These lose there what is not allowed. The seats' lengths on the host must be those after the step.
+        """
+        for start in range(0, len(masked), _AT_ONCE):
+            self._redraw_masked(masked[start : start + _AT_ONCE], sms)
+
+    def _redraw_masked(self, masked: Sequence[MaskedRow], sms: int) -> None:
+        seats, device = self._seats.device, self.tokens.device
+        at, who = [one.row for one in masked], [one.seat for one in masked]
+        logits = keep_allowed(self._workspace.logits, at, [one.mask for one in masked])
+        lengths = self._seats.host_lengths[who]
+        places = to_device(np.array([at, who, lengths], dtype=np.int32), device)
+        live = torch.full((1,), len(masked), dtype=torch.int32, device=device)
+        tokens = torch.empty(len(masked), dtype=torch.int32, device=device)
+        sample(logits, places[1], live, seats, places[2], tokens, self._scratch, sms)
+        self.tokens.index_copy_(0, places[0].long(), tokens)
+        seats.last_token.index_copy_(0, places[1].long(), tokens)
+
+    def warm_masks(self, sms: int) -> None:
+        """Compile and load what rows with masks need, on the padding seat."""
+        every = b"\xff" * 4 * -(-self._workspace.logits.shape[1] // 32)
+        self.redraw_masked([MaskedRow(0, self._seats.max_seqs, every)], sms)
 
 
 _AT_ONCE = 32
