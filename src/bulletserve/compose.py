@@ -8,6 +8,8 @@ import logging
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from llguidance import LLTokenizer
+
 from bulletserve.core.config import EngineConfig
 from bulletserve.core.engine_info import EngineInfo
 from bulletserve.core.errors import ConfigError
@@ -19,6 +21,8 @@ from bulletserve.estimator.estimator import Estimator
 from bulletserve.forecasting import Forecasts, forecasts_for
 from bulletserve.formats.checkpoint import open_checkpoint
 from bulletserve.formats.description import Checkpoint
+from bulletserve.grammar.guide import GrammarGuide
+from bulletserve.grammar.vocabulary import vocabulary
 from bulletserve.machine import code_commit
 from bulletserve.resources.cpu_threads import use_threads
 from bulletserve.scheduler.inbox import MonotonicClock, QueueInbox
@@ -28,6 +32,7 @@ from bulletserve.scheduler.policies import make_policy
 from bulletserve.scheduler.policy import Policy
 from bulletserve.scheduler.replay import RecordedEngine
 from bulletserve.scheduler.state import State
+from bulletserve.server.text_codec import TextCodec
 from bulletserve.telemetry.recorder import Recorder
 from bulletserve.version import __version__
 
@@ -36,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Engine:
-    """A model ready to run steps. `inbox` is where its executor posts and where requests are posted."""
+    """A model ready to run steps. `inbox` is where its executor and its guide post and where requests are posted."""
 
     config: EngineConfig
     checkpoint: Checkpoint
@@ -45,6 +50,7 @@ class Engine:
     executor: DeviceExecutor
     policy: Policy
     inbox: QueueInbox
+    guide: GrammarGuide
     clock: Clock = field(default_factory=MonotonicClock)
     forecasts: Forecasts | None = None
 
@@ -57,11 +63,12 @@ class Engine:
         ledger = KvLedger(self.limits.total_blocks + 1, self.limits.block_size, self.config.enable_prefix_caching)
         policy = policy or self.policy
         estimator = self.find_forecasts(needed=policy.needs_forecasts)
-        state = State(self.limits, ledger, policy.rules, estimator)
+        state = State(self.limits, ledger, policy.rules, estimator, self.guide)
         return Loop(state, policy, self.executor, self.inbox, self.clock, outlet, observer)
 
     def close(self) -> None:
-        """End the lanes."""
+        """End the lanes and the guide."""
+        self.guide.close()
         self.executor.close()
 
     def find_forecasts(self, *, needed: bool) -> Estimator | None:
@@ -112,7 +119,23 @@ def build_engine(config: EngineConfig, inbox: QueueInbox | None = None) -> Engin
         captured_rows=loaded.captured_rows,
     )
     _log.debug("%s", info.describe())
-    return Engine(config, checkpoint, info, limits, loaded.executor, policy, inbox)
+    return Engine(config, checkpoint, info, limits, loaded.executor, policy, inbox, make_guide(checkpoint, inbox))
+
+
+def make_guide(checkpoint: Checkpoint, poster: Poster) -> GrammarGuide:
+    """What follows grammars over the checkpoint's tokens, once somebody asks for one."""
+
+    def tokens() -> LLTokenizer:
+        codec = TextCodec.from_checkpoint(checkpoint)
+        return vocabulary(
+            codec.tokenizer.all_pieces,
+            codec.tokenizer.special_ids,
+            codec.eos_ids,
+            checkpoint.shape.vocab_size,
+            lambda text: codec.encode(text, add_special_tokens=False),
+        )
+
+    return GrammarGuide(poster, tokens)
 
 
 def record_to(path: Path, engine: Engine, loop: Loop, policy: str = "", **origin: str | float) -> Recorder:

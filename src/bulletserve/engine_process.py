@@ -16,11 +16,15 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bulletserve.core.config import EngineConfig
 from bulletserve.core.errors import BulletError, PolicyError
 from bulletserve.telemetry.recorder import Recorder
 from bulletserve.transport.addresses import Addresses
+
+if TYPE_CHECKING:
+    from bulletserve.compose import Engine
 
 _log = logging.getLogger(__name__)
 
@@ -116,6 +120,7 @@ def _serve(config: EngineConfig, addresses: Addresses, record: Path | None) -> i
     try:
         engine = build_engine(config, inbox)
         loop = engine.loop(end)
+        _warm_grammars(engine)
         if record is not None:
             recorder = loop.observer = record_to(record, engine, loop)
         gc.collect()
@@ -142,6 +147,14 @@ def _serve(config: EngineConfig, addresses: Addresses, record: Path | None) -> i
         if recorder is not None:
             recorder.close()
         end.close()
+
+
+def _warm_grammars(engine: "Engine") -> None:
+    """Make the vocabulary before there is traffic: for a second it would hold up whoever launches steps."""
+    try:
+        engine.guide.warm()
+    except BulletError as error:  # whoever asks for a structured answer is told
+        _log.warning("no structured answers: %s", error)
 
 
 def _watch_parent(on_end: Callable[[], None]) -> None:

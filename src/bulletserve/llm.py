@@ -7,7 +7,7 @@ one call at a time.
 import itertools
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any
@@ -19,6 +19,7 @@ from bulletserve.core.events import Aborted, Arrived, Output, Status, Stop
 from bulletserve.core.prefix import block_hashes
 from bulletserve.core.request import Finished, FinishReason, Request, SamplingParams
 from bulletserve.core.resolve import ModelLimits, resolve_request
+from bulletserve.core.token_rules import TokenLogprobs
 from bulletserve.scheduler.loop import what_failed
 from bulletserve.server.detokenizer import Detokenizer
 from bulletserve.server.text_codec import TextCodec
@@ -28,7 +29,10 @@ Prompt = str | Sequence[int]
 
 @dataclass(slots=True)
 class Completion:
-    """One prompt's answer. `finish_reason`: "stop" or "length"; `stop_reason`: the stop string or id, if one did it."""
+    """One prompt's answer. `finish_reason`: "stop" or "length"; `stop_reason`: the stop string or id, if one did it.
+
+    logprobs: of each of `token_ids`, prompt_logprobs: of each prompt token but the first, where they were asked for.
+    """
 
     prompt_token_ids: list[int]
     token_ids: list[int]
@@ -36,13 +40,15 @@ class Completion:
     finish_reason: str = ""
     stop_reason: str | int | None = None
     cached_tokens: int = 0
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class _Open:
     completion: Completion
     detokenizer: Detokenizer | None
-    named_stop_ids: frozenset[int]
+    params: SamplingParams
 
 
 class _Outputs:
@@ -178,7 +184,13 @@ class LLM:
 
     def _request(self, ids: list[int], params: SamplingParams) -> Request:
         request = resolve_request(
-            next(self._ids), ids, params, self._limits, self._engine.clock.now_s(), slo=self._engine.config.slo
+            next(self._ids),
+            ids,
+            params,
+            self._limits,
+            self._engine.clock.now_s(),
+            slo=self._engine.config.slo,
+            bad_words=self._text().bad_word_ids(params.bad_words) if params.bad_words else (),
         )
         if not self._engine.config.enable_prefix_caching:
             return request
@@ -188,8 +200,11 @@ class LLM:
         ids = list(request.prompt_ids)
         if params.stop:
             self._text()
-        detokenizer = None if self._codec is None else self._codec.detokenizer(ids, stop=params.stop)
-        return _Open(Completion(ids, []), detokenizer, frozenset(params.stop_token_ids))
+        detokenizer = None
+        if self._codec is not None:
+            keep = params.include_stop_str_in_output
+            detokenizer = self._codec.detokenizer(ids, stop=params.stop, keep_stop=keep, min_tokens=params.min_tokens)
+        return _Open(Completion(ids, []), detokenizer, params)
 
     def _take(self, waiting: dict[int, _Open]) -> None:
         """Take in one output; answers that ended leave `waiting`."""
@@ -201,12 +216,19 @@ class LLM:
         for request_id, cached_tokens in output.first_tokens:
             if request_id in waiting:
                 waiting[request_id].completion.cached_tokens = cached_tokens
+        for request_id, one in output.logprobs:
+            if request_id in waiting:
+                waiting[request_id].completion.logprobs.append(one)
+        for request_id, first, several in output.prompt_logprobs:
+            if request_id in waiting:
+                waiting[request_id].completion.prompt_logprobs.update(enumerate(several, first))
         for request_id, token in zip(output.request_ids, output.tokens, strict=True):
             entry = waiting.get(request_id)
             if entry is None:
                 continue
             entry.completion.token_ids.append(token)
-            if entry.detokenizer is None or stopped_by.get(request_id) == token:
+            shown = entry.params.include_stop_str_in_output or stopped_by.get(request_id) != token
+            if entry.detokenizer is None or not shown:
                 continue
             entry.completion.text += entry.detokenizer.push(token)
             if entry.detokenizer.matched is not None:
@@ -234,7 +256,7 @@ def _finish(entry: _Open, finished: Finished) -> None:
         raise EngineError(finished.message or f"a request ended with {finished.reason}")
     completion = entry.completion
     completion.finish_reason = finished.reason.value
-    if finished.stop_id in entry.named_stop_ids:
+    if finished.stop_id in entry.params.stop_token_ids:
         completion.stop_reason = finished.stop_id
     if entry.detokenizer is not None:
         completion.text += entry.detokenizer.finish()

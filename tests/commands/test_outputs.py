@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bulletserve import cli
-from bulletserve.commands import calibrate, compare, serve
+from bulletserve.commands import calibrate, compare, watched_engine
 from bulletserve.commands.outputs import check_outputs
 from bulletserve.compose import build_engine
 from bulletserve.core.errors import ConfigError
@@ -49,7 +49,7 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(compare, "build_engine", load)
     monkeypatch.setattr(calibrate, "build_engine", load)
-    monkeypatch.setattr(serve._Engine, "start", load)
+    monkeypatch.setattr(watched_engine.WatchedEngine, "start", load)
 
 
 @pytest.mark.parametrize(("command", "flag"), FILES)
@@ -142,10 +142,10 @@ def test_no_record_is_written_over_another(command: str, tmp_path: Path, capsys:
 
 def test_the_record_of_an_engine_that_is_started_again_has_a_name_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "run"
-    assert serve._next_record(path) == tmp_path / "run.2"
+    assert watched_engine.next_record(path) == tmp_path / "run.2"
     (tmp_path / "run.2").write_text("of another day")
     (tmp_path / "run.3").symlink_to("nowhere")
-    assert serve._next_record(path) == tmp_path / "run.4"
+    assert watched_engine.next_record(path) == tmp_path / "run.4"
 
 
 class FullFile(io.RawIOBase):

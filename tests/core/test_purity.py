@@ -11,6 +11,7 @@ import bulletserve
 PACKAGE = Path(bulletserve.__file__).parent
 PURE = (
     "core", "estimator", "scheduler", "simulator", "telemetry", "workload", "formats", "transport", "server", "client",
+    "grammar",
 )  # fmt: skip
 
 NO_TORCH = """

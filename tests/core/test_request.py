@@ -6,7 +6,9 @@ import pytest
 
 from bulletserve.core.errors import InvalidRequest
 from bulletserve.core.request import SamplingParams
+from bulletserve.core.resolve import ModelLimits, resolve_request
 from bulletserve.core.slo import NO_DEADLINE_S, Slo
+from bulletserve.core.token_rules import TokenRules
 
 
 @pytest.mark.parametrize(
@@ -55,6 +57,27 @@ def test_these_are_fine(fields: dict[str, Any]) -> None:
         ("stop_token_ids", [-1]),
         ("stop_token_ids", [True]),
         ("ignore_eos", 1),
+        ("include_stop_str_in_output", 1),
+        ("min_tokens", -1),
+        ("min_tokens", 17),
+        ("min_tokens", True),
+        ("min_p", 1.1),
+        ("min_p", None),
+        ("presence_penalty", 2.01),
+        ("frequency_penalty", float("nan")),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", float("inf")),
+        ("logit_bias", {5: 101}),
+        ("logit_bias", {5: "1"}),
+        ("logit_bias", [5]),
+        ("logit_bias", dict.fromkeys(range(1025), 1)),
+        ("allowed_token_ids", [1] * 8193),
+        ("bad_words", [""]),
+        ("bad_words", ["x" * 1001]),
+        ("logprobs", -1),
+        ("logprobs", 21),
+        ("logprobs", True),
+        ("prompt_logprobs", 1.0),
     ],
 )
 def test_a_wrong_value_is_named(field: str, value: Any) -> None:
@@ -62,6 +85,46 @@ def test_a_wrong_value_is_named(field: str, value: Any) -> None:
         SamplingParams(**{field: value})
     assert caught.value.param == field
     assert caught.value.status == 400
+
+
+LIMITS = ModelLimits(64, 100, frozenset({9}))
+
+
+def resolved(**fields: Any) -> TokenRules | None:
+    return resolve_request(1, [1, 2], SamplingParams(**fields), LIMITS, 0.0).rules
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"temperature": 0.5, "top_k": 3, "seed": 4, "stop": "x", "stop_token_ids": [5], "ignore_eos": True},
+        {"repetition_penalty": 1.0, "presence_penalty": 0, "frequency_penalty": 0.0, "min_p": 0, "logit_bias": {5: 0}},
+        {"min_tokens": 9, "ignore_eos": True},  # nothing can end it before
+        {"include_stop_str_in_output": True},
+    ],
+)
+def test_who_asks_for_nothing_has_no_rules(fields: dict[str, Any]) -> None:
+    assert resolved(**fields) is None
+
+
+def test_rules_are_resolved() -> None:
+    rules = resolved(min_tokens=3, stop_token_ids=[7], logit_bias={5: 1}, allowed_token_ids=[4, 4, 5], logprobs=0)
+    assert rules == TokenRules(min_tokens=3, end_ids=(7, 9), bias=((5, 1.0),), allowed_ids=(4, 5), logprobs=0)
+    for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
+        for wrong in (-1, 100):
+            with pytest.raises(InvalidRequest, match=name):
+                resolved(**{name: {wrong: 1} if name == "logit_bias" else [5, wrong]})
+    with pytest.raises(InvalidRequest, match="min_tokens"):
+        resolved(min_tokens=63, max_tokens=None)
+
+
+@pytest.mark.parametrize("seed", [0, 7, -(2**63), 2**63 - 1])
+def test_copies_have_seeds_of_their_own(seed: int) -> None:
+    params = SamplingParams(seed=seed)
+    copies = [params.copy(number).seed for number in range(128)]
+    assert copies[0] == seed and len(set(copies)) == 128
+    assert SamplingParams().copy(3).seed is None
 
 
 def test_a_deadline_is_counted_from_the_arrival() -> None:

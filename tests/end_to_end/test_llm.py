@@ -109,3 +109,19 @@ def test_a_closed_model_says_so(tmp_path: Path) -> None:
     llm.close()
     with pytest.raises(EngineError, match="closed"):
         llm.generate([[1]], GREEDY)
+
+
+def test_rules_of_tokens_and_what_is_told_of_them(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=2, prompt_logprobs=1)
+    (plain,) = llm.generate([[5, 6, 7]], params)
+    assert len(plain.logprobs) == 6 and sorted(plain.prompt_logprobs) == [1, 2]
+    assert [one.top_ids[0] for one in plain.logprobs] == plain.token_ids
+    allowed = SamplingParams(max_tokens=6, ignore_eos=True, allowed_token_ids=(40, 41), bad_words=(chr(200),))
+    (limited,) = llm.generate([[5, 6, 7]], allowed)
+    assert set(limited.token_ids) <= {40, 41} and not limited.logprobs
+    first = plain.token_ids[0]
+    stopped = SamplingParams(temperature=0, max_tokens=6, stop_token_ids=(first,), include_stop_str_in_output=True)
+    (ended,) = llm.generate([[5, 6, 7]], stopped)
+    assert ended.token_ids == [first] and ended.stop_reason == first
+    with pytest.raises(InvalidRequest, match="allowed_token_ids"):
+        llm.generate([[5]], SamplingParams(allowed_token_ids=(10**6,)))

@@ -153,6 +153,8 @@ def test_what_cannot_work_is_one_line_with_the_fix(tmp_path: Path) -> None:
         (str(tmp_path / "config.json"), "--load-format", "dummy", "--num-gpu-blocks-override", "4", "--max-model-len")
         + ("2000",): "at most 64",
         ("--served-model-name", ""): "--served-model-name",
+        ("--enable-auto-tool-choice",): "--tool-call-parser",
+        ("--tool-call-parser", "hermes"): "--enable-auto-tool-choice",
     }
     for flags, fix in cases.items():
         run = subprocess.run(
@@ -180,6 +182,8 @@ def test_a_recorded_server_is_decided_again_without_a_difference(tmp_path: Path)
         body = {"prompt": [list(range(3, 60)), list(range(3, 90)), [7] * 40] * 3, "max_tokens": 30, "ignore_eos": True}
         for _ in range(2):
             assert served.http.post("/v1/completions", json=body).status_code == 200
+        choice = {"prompt": [5] * 20, "guided_choice": ["yes", "no"]}
+        assert served.http.post("/v1/completions", json=choice).json()["choices"][0]["text"] in ("yes", "no")
         served.process.send_signal(signal.SIGTERM)
         assert served.process.wait(30) == 0
     finally:
@@ -191,7 +195,7 @@ def test_a_recorded_server_is_decided_again_without_a_difference(tmp_path: Path)
         turns = list(record.turns())
     assert record.header["config"]["policy"] == "static_split" and record.header["version"]
     kinds = {type(event).__name__ for turn in turns for event in turn.events}
-    assert {"Arrived", "Aborted", "StepDone"} <= kinds
+    assert {"Arrived", "Aborted", "StepDone", "Masked"} <= kinds
     assert any(plan.admit for turn in turns for plan in turn.plans)
 
 

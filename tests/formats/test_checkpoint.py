@@ -80,17 +80,17 @@ def test_wrong_names_are_told_what_would_be_right(tmp_path: Path) -> None:
 def test_a_hub_name_is_downloaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
-    def download(name: str, *, allow_patterns: list[str]) -> str:
-        calls.append((name, allow_patterns))
+    def download(name: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        calls.append((name, revision, allow_patterns))
         return str(folder)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert open_checkpoint("org/some-model", "dummy").name == "org/some-model"
     with pytest.raises(ModelMissing):  # the folder has no weights, but they were asked for
-        open_checkpoint("org/some-model")
+        open_checkpoint("org/some-model@v1.2")
     assert calls == [
-        ("org/some-model", ["*.json", "*.jinja"]),
-        ("org/some-model", ["*.json", "*.jinja", "*.safetensors"]),
+        ("org/some-model", None, ["*.json", "*.jinja"]),
+        ("org/some-model", "v1.2", ["*.json", "*.jinja", "*.safetensors"]),
     ]
 
 
@@ -103,7 +103,7 @@ def test_a_hub_name_is_downloaded(folder: Path, monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_errors_of_the_hub_say_what_to_do(monkeypatch: pytest.MonkeyPatch, error: Exception, named: str) -> None:
-    def download(name: str, *, allow_patterns: list[str]) -> str:
+    def download(name: str, *, revision: str | None, allow_patterns: list[str]) -> str:
         raise error
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)

@@ -10,6 +10,9 @@ if not torch.cuda.is_available():
 
 from bulletserve.core.launch import Launch
 from bulletserve.core.plan import Lane
+from bulletserve.core.token_rules import TokenRules
+from bulletserve.telemetry.collector import Collector
+from tests.engine import small_engine
 from tests.gpu.gpu_engine import check_answers, gpu_engine, gpu_requests, random_delays
 
 pytestmark = pytest.mark.gpu
@@ -78,6 +81,48 @@ def test_preemption_changes_no_token():
         assert loop.state.preemptions > 0
 
 
+def with_rules(requests):
+    """Every third request has rules: of all kinds, one with each."""
+    kinds = [
+        TokenRules(repetition_penalty=1.3, frequency_penalty=0.5, presence_penalty=0.5, logprobs=20),
+        TokenRules(bad_words=((1, 2), (3,)), min_p=0.1, bias=((5, 3.0),)),
+        TokenRules(end_ids=(7,), min_tokens=5, prompt_logprobs=3),
+        TokenRules(allowed_ids=tuple(range(10, 60)), logprobs=0),
+    ]
+    return [
+        replace(request, rules=kinds[n // 3 % len(kinds)], block_hashes=()) if n % 3 == 0 else request
+        for n, request in enumerate(requests)
+    ]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_rules_of_some_rows_change_no_others(engine, policy):
+    requests = with_rules(gpu_requests(60, seed=14))
+    told = {}
+
+    class Heard(Collector):
+        def emit(self, output):
+            super().emit(output)
+            for request_id, one in output.logprobs:
+                told.setdefault(request_id, []).append(one)
+
+    monkey = pytest.MonkeyPatch()
+    monkey.setattr(small_engine, "Collector", Heard)
+    try:
+        collector, _ = engine.serve(requests, policy)
+    finally:
+        monkey.undo()
+    check_answers([request for request in requests if request.rules is None], collector)
+    for request in requests:
+        rules, tokens = request.rules, collector.answers[request.id].tokens
+        if rules is not None:
+            assert not rules.allowed_ids or set(tokens) <= set(rules.allowed_ids)
+            assert 3 not in tokens or not rules.bad_words
+            assert len(told.get(request.id, [])) == (0 if rules.logprobs is None else len(tokens))
+            if rules.logprobs and request.temperature == 0:
+                assert [one.top_ids[0] for one in told[request.id]] == tokens
+
+
 def test_a_failing_step_ends_its_requests_and_no_others(engine):
     requests = gpu_requests(40, seed=12)
     failed = []
@@ -104,7 +149,7 @@ def test_nothing_compiles_or_captures_under_traffic(engine, monkeypatch):
     captured = []
     monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_begin", lambda *a, **k: captured.append(a))
     for policy in POLICIES:
-        requests = gpu_requests(60, seed=13, longest=3000)
+        requests = with_rules(gpu_requests(60, seed=13, longest=3000))
         collector, _ = engine.serve(requests, policy)
         assert all(answer.tokens for answer in collector.answers.values())
     assert not compiled

@@ -51,6 +51,7 @@ def requests(draw: st.DrawFn, request_id: int, block_size: int, can_stop: bool) 
         priority=draw(st.sampled_from((0, 0, 0, -1, 1))),
         cache_salt=salt,
         block_hashes=block_hashes(prompt, block_size, salt) if draw(st.booleans()) else (),
+        grammar=draw(st.sampled_from(("", "", "some grammar"))),
     )
 
 
@@ -79,6 +80,7 @@ def cases(draw: st.DrawFn, *, fatal: bool = False) -> Case:
         aborts=tuple(draw(st.lists(st.tuples(moments, some), max_size=3))),
         failing=draw(st.just(frozenset()) | st.frozensets(st.integers(0, 40), max_size=3)),
         fatal=draw(st.integers(0, 30)) if fatal else -1,
+        mask_s=draw(st.sampled_from((0.0, 0.0625, 0.125, 1.0))),
     )
 
 

@@ -1,12 +1,11 @@
 """Devices whose physics fit in a few lines: their forecasts for policies, and their truth for simulations."""
 
 from dataclasses import dataclass
-from math import inf
 
 from bulletserve.core.operators import StepShape
 from bulletserve.core.partition import Partition
 from bulletserve.estimator.estimator import Forecast
-from bulletserve.simulator.truth import Pace
+from bulletserve.simulator.truth import Uncapped
 
 
 @dataclass(frozen=True)
@@ -42,27 +41,21 @@ class Arithmetic:
 
 
 @dataclass(frozen=True)
-class ArithmeticTruth:
+class ArithmeticTruth(Uncapped):
     """The device that `Arithmetic` forecasts without fault."""
 
     physics: Arithmetic
-    idle_w: float = 0.0
-    power_cap_w: float = inf
 
     @property
     def total_sms(self) -> int:
         return self.physics.total_sms
 
-    def alone(self, step: StepShape, sms: int) -> Pace:
-        return self._pace(step, sms, 1.0)
-
-    def beside(self, step: StepShape, sms: int, other: StepShape, other_sms: int) -> Pace:
-        return self._pace(step, sms, self.physics.beside)
-
-    def _pace(self, step: StepShape, sms: int, factor: float) -> Pace:
+    def alone_s(self, step: StepShape, sms: int) -> float:
         share = step.layers / self.physics.num_layers
-        seconds = factor * share * self.physics.seconds(step.prefill_tokens, step.decode_rows, sms)
-        return Pace(seconds, seconds, 0.0)
+        return share * self.physics.seconds(step.prefill_tokens, step.decode_rows, sms)
+
+    def beside_s(self, step: StepShape, sms: int, other: StepShape, other_sms: int) -> float:
+        return self.physics.beside * self.alone_s(step, sms)
 
 
 FORECASTS = Arithmetic()

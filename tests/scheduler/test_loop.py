@@ -12,7 +12,7 @@ from bulletserve.core.launch import Launch
 from bulletserve.core.plan import DecodeStep, Plan
 from bulletserve.core.request import FinishReason, Request
 from bulletserve.core.snapshot import Snapshot, Victim
-from bulletserve.scheduler import state
+from bulletserve.scheduler import engine_view
 from bulletserve.scheduler.decode_set import DecodeSet
 from bulletserve.scheduler.loop import MAX_PLANS_PER_TURN, STATUS_PERIOD_S
 from bulletserve.scheduler.policies.time_sliced import TimeSliced
@@ -131,6 +131,19 @@ def test_what_a_policy_leaves_lying_is_answered_and_the_engine_goes_on(
     assert "nothing for 5 s" in said[0][1] and "25 s left" in said[0][1]
 
 
+def test_a_standstill_shows_in_the_status_while_it_lasts() -> None:
+    statuses = lying(20.0).drain().answers.statuses
+    standing_s = [status.standing_s for status in statuses]
+    assert max(standing_s) > 15.0
+    assert standing_s[-1] == 0.0
+    assert all(status.standing_s == 0.0 or status.running + status.waiting for status in statuses)
+
+
+def test_the_status_tells_of_lanes_and_switches() -> None:
+    last = World(busy_case(), TimeSliced(16)).drain().answers.statuses[-1]
+    assert last.prefill_busy_s > 0.0 and last.decode_busy_s > 0.0
+
+
 def test_who_comes_after_a_standstill_has_as_long_as_others() -> None:
     requests = tuple(Request(number, range(10), 3, at_s) for number, at_s in enumerate((0.0, 30.2, 100.0)))
     ends = World(Case(requests), Lazy(50.0)).drain().answers.finished
@@ -159,7 +172,9 @@ class Undecided:
 
 def test_plans_without_end_that_start_nothing_end_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a virtual clock, which does not move meanwhile."""
-    monkeypatch.setattr(state, "cheapest_victims", lambda decoding, admitted, ledger: [Victim(0, 1, False, False)])
+    monkeypatch.setattr(
+        engine_view, "cheapest_victims", lambda decoding, admitted, ledger: [Victim(0, 1, False, False)]
+    )
     monkeypatch.setattr(DecodeSet, "blocks_needed", 1000)
     world = World(Case((Request(0, range(10), 3, 0.0),)), Undecided()).drain()
     assert world.answers.finished[0].reason is FinishReason.ERROR

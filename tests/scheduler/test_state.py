@@ -14,6 +14,7 @@ from bulletserve.core.prefix import block_hashes
 from bulletserve.core.request import Finished, FinishReason, Request
 from bulletserve.core.slo import Slo
 from bulletserve.core.snapshot import Limits, Snapshot
+from bulletserve.scheduler.engine_view import snapshot_of, status_of
 from bulletserve.scheduler.kv_ledger import KvLedger
 from bulletserve.scheduler.plan_check import plan_check
 from bulletserve.scheduler.policy import Forecaster
@@ -54,7 +55,7 @@ class Hands:
 
     @property
     def snapshot(self) -> Snapshot:
-        return self.state.snapshot(self.now_s)
+        return snapshot_of(self.state, self.now_s)
 
     def arrive(self, request_id: int, prompt: Sequence[int], max_tokens: int = 10, tpot_s: float | None = None) -> None:
         slo = Slo("chat", None, tpot_s)
@@ -406,7 +407,7 @@ def test_who_cannot_be_in_time_any_more_is_late_by_the_forecast() -> None:
     one, two = hands.snapshot.waiting
     assert (one.request_id, one.lost_s, two.request_id, two.lost_s) == (1, 1.0, 0, 2.0)
     assert (one.deadline_s, one.tpot_s, hands.snapshot.waiting_tokens) == (3.0, 0.5, 20)
-    assert hands.state.status(0.0, 0).queue_s == pytest.approx(2 * 20 * 0.1)
+    assert status_of(hands.state, 0.0, 0).queue_s == pytest.approx(2 * 20 * 0.1)
     hands.now_s = 1.5
     snapshot = hands.snapshot
     assert ([e.request_id for e in snapshot.waiting], [e.request_id for e in snapshot.late]) == ([0], [1])
@@ -422,7 +423,7 @@ def test_a_preempted_answer_is_due_when_its_next_token_is_and_never_late() -> No
     hands.admit(0)
     hands.end(hands.prefill(0), 7)  # told at 1
     hands.decoding(1, range(30, 35))
-    hands.state._withdraw(hands.state._jobs[0])
+    hands.state._withdraw(hands.state.jobs[0])
     hands.now_s = 50.0
     (entry,) = hands.snapshot.waiting
     assert (entry.preempted, entry.deadline_s, hands.snapshot.late) == (True, 3.0, ())

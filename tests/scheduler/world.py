@@ -8,23 +8,23 @@ the other end: every request is answered once and hears the tokens that it would
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from math import inf
 from random import Random
 
-from bulletserve.core.events import Aborted, Arrived, Event, Output, Status, StepDone
+from bulletserve.core.events import Aborted, Arrived, Event, Masked, Output, Status, StepDone
 from bulletserve.core.launch import Launch, Seat
 from bulletserve.core.operators import StepShape
 from bulletserve.core.partition import Lattice, Partition
 from bulletserve.core.plan import Lane, MixedStep, PrefillGroup
 from bulletserve.core.request import Finished, FinishReason, Request
 from bulletserve.core.snapshot import LANE_DEPTH, Limits
+from bulletserve.scheduler.engine_view import snapshot_of
 from bulletserve.scheduler.kv_ledger import NULL_BLOCK, KvLedger
 from bulletserve.scheduler.loop import Loop
 from bulletserve.scheduler.policy import Policy
 from bulletserve.scheduler.state import State
 from bulletserve.simulator.device import SimulatedDevice
 from bulletserve.simulator.executor import VirtualExecutor
-from bulletserve.simulator.truth import Pace
+from bulletserve.simulator.truth import Uncapped
 from tests.scheduler.forecasters import FORECASTS
 
 TOTAL_SMS = 8
@@ -33,23 +33,18 @@ MAX_TURNS = 20_000
 
 
 @dataclass(frozen=True)
-class GridTruth:
+class GridTruth(Uncapped):
     """Durations at random from a coarse grid, so that many steps end at the same moment."""
 
     seed: int = 0
     total_sms: int = TOTAL_SMS
-    idle_w: float = 0.0
-    power_cap_w: float = inf
 
-    def alone(self, step: StepShape, sms: int) -> Pace:
-        return self._pace(step, sms, 1.0)
+    def alone_s(self, step: StepShape, sms: int) -> float:
+        return Random(hash((self.seed, hash(step), sms))).choice((0.125, 0.25, 0.5, 1.0))
 
-    def beside(self, step: StepShape, sms: int, other: StepShape, other_sms: int) -> Pace:
-        return self._pace(step, sms, Random(hash((self.seed, hash(step), hash(other)))).choice((1.0, 1.5, 2.0)))
-
-    def _pace(self, step: StepShape, sms: int, slowdown: float) -> Pace:
-        seconds = slowdown * Random(hash((self.seed, hash(step), sms))).choice((0.125, 0.25, 0.5, 1.0))
-        return Pace(seconds, seconds, 0.0)
+    def beside_s(self, step: StepShape, sms: int, other: StepShape, other_sms: int) -> float:
+        slowdown = Random(hash((self.seed, hash(step), hash(other)))).choice((1.0, 1.5, 2.0))
+        return self.alone_s(step, sms) * slowdown
 
 
 @dataclass(frozen=True)
@@ -68,6 +63,7 @@ class Case:
     fatal: int = -1
     alphabet: int = 50
     seed: int = 0
+    mask_s: float = 0.125
 
     @property
     def limits(self) -> Limits:
@@ -160,6 +156,7 @@ class CheckedDevice:
             self._grant([block])
             self._tables[seat_number].append(block)
         touches = self._touch_parts(launch) + self._touch_rows(launch)
+        self._check_masks(launch, touches)
         assert touches, "a step that does nothing"
         assert len({t.seat for t in touches}) == len(touches), "a seat is in a step twice"
         last = not isinstance(launch.step, PrefillGroup) or launch.step.layer_range[1] == self.case.num_layers
@@ -235,6 +232,16 @@ class CheckedDevice:
             )
         return touches
 
+    def _check_masks(self, launch: Launch, touches: Sequence[_Touch]) -> None:
+        """Whoever has a grammar draws with the mask of the very token that it draws, and no other mask is there."""
+        whole = not isinstance(launch.step, PrefillGroup) or launch.step.layer_range[1] == self.case.num_layers
+        draws = [part.samples and whole for part in launch.parts] + [True] * len(launch.rows)
+        drawing = [touch for touch, here in zip(touches, draws, strict=True) if here]
+        masked = [touch for touch in drawing if self._requests[touch.request_id].grammar]
+        wanted = {touch.seat: mask_of(touch.request_id, touch.end) for touch in masked}
+        assert dict(launch.masks) == wanted
+        assert len(launch.masks) == len(wanted)
+
     # --- a step ends ----------------------------------------------------------------------------------------
 
     def _done(self, done: StepDone) -> StepDone:
@@ -279,6 +286,40 @@ class CheckedDevice:
         return self._chains[request_id]
 
 
+def mask_of(request_id: int, position: int) -> bytes:
+    """What the world's guide makes for the token at `position`."""
+    return f"{request_id} at {position}".encode()
+
+
+@dataclass
+class SlowGuide:
+    """Answers `case.mask_s` later; it has to be asked once for each token, in order, until the request is forgotten."""
+
+    case: Case
+    executor: VirtualExecutor
+    positions: dict[int, int] = field(default_factory=dict)
+    asked: int = 0
+
+    def begin(self, request_id: int, grammar: str) -> None:
+        assert grammar
+        assert request_id not in self.positions
+        self.positions[request_id] = len(self.case.requests[request_id].prompt_ids)
+        self._answer(request_id)
+
+    def follow(self, request_id: int, token: int) -> None:
+        assert token == self.case.token_of(request_id, self.positions[request_id])
+        self.positions[request_id] += 1
+        self._answer(request_id)
+
+    def forget(self, request_id: int) -> None:
+        self.positions.pop(request_id, None)
+
+    def _answer(self, request_id: int) -> None:
+        self.asked += 1
+        mask = mask_of(request_id, self.positions[request_id])
+        self.executor.schedule(self.executor.now_s() + self.case.mask_s, Masked(request_id, mask))
+
+
 def lanes_of(launch: Launch) -> tuple[Lane, ...]:
     """The lanes that a step counts on."""
     return tuple(Lane) if isinstance(launch.step, MixedStep) else (launch.lane,)
@@ -302,6 +343,8 @@ class Answers:
             self.tokens.setdefault(request_id, []).append(token)
         assert {request_id for request_id, _ in output.first_tokens} == fresh
         self.cached |= dict(output.first_tokens)
+        assert len(output.admitted_s) == len(output.first_tokens)
+        assert all(admitted_s <= output.now_s for admitted_s in output.admitted_s)
         for finished in output.finished:
             assert finished.request_id not in self.finished, "a second end"
             self.finished[finished.request_id] = finished
@@ -322,11 +365,12 @@ class World:
         case = self.case
         self.limits = case.limits
         self.ledger = KvLedger(case.total_blocks + 1, case.block_size, case.caching)
-        self.state = State(self.limits, self.ledger, self.policy.rules, FORECASTS)
         self.device = CheckedDevice(case)
         agenda: list[tuple[float, Event]] = [(r.arrival_s, Arrived(r)) for r in case.requests]
         agenda += [(at_s, Aborted(request_id)) for at_s, request_id in case.aborts]
         self.executor = VirtualExecutor(self.device, LATTICE, agenda)
+        self.guide = SlowGuide(case, self.executor)
+        self.state = State(self.limits, self.ledger, self.policy.rules, FORECASTS, self.guide)
         self.answers = Answers()
         self.loop = Loop(self.state, self.policy, self.executor, self.executor, self.executor, self.answers)
 
@@ -371,7 +415,8 @@ class World:
     def check_all_is_free(self) -> None:
         """Nothing is held when nothing runs."""
         self.ledger.check_integrity()
-        snapshot = self.state.snapshot(self.executor.now_s())
+        assert not self.guide.positions
+        snapshot = snapshot_of(self.state, self.executor.now_s())
         assert self.ledger.used_blocks == 0
         assert (snapshot.free_blocks, snapshot.free_seats) == (self.case.total_blocks, self.case.max_seqs)
         assert (snapshot.waiting_total, snapshot.waiting, snapshot.admitted, snapshot.prefill) == (0, (), (), None)

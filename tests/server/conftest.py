@@ -1,7 +1,7 @@
 import importlib.util
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import pytest
 
 from bulletserve.formats.description import Checkpoint
 from bulletserve.formats.gguf_checkpoint import open_gguf
+from bulletserve.server.request_facts import Watcher
 from bulletserve.server.serve import HttpServer
 from bulletserve.server.settings import ServerSettings
 from bulletserve.server.text_codec import TextCodec
@@ -32,11 +33,23 @@ SETTINGS = ServerSettings(
 class Served:
     """A server over a scripted engine, and a client for it."""
 
-    def __init__(self, checkpoint: Checkpoint, settings: ServerSettings = SETTINGS) -> None:
-        self.codec = TextCodec.from_checkpoint(checkpoint)
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        settings: ServerSettings = SETTINGS,
+        *,
+        plain_messages: bool = False,
+        watchers: Sequence[Watcher] = (),
+    ) -> None:
+        self.codec = TextCodec.from_checkpoint(checkpoint, plain_messages=plain_messages)
         self.front_end, self.engine = self.new_engine()
         self.server = HttpServer(
-            self.front_end, self.front_end.wait_ready(10), self.codec, settings, checkpoint.generation_defaults
+            self.front_end,
+            self.front_end.wait_ready(10),
+            self.codec,
+            settings,
+            checkpoint.generation_defaults,
+            watchers=watchers,
         )
         self.thread = threading.Thread(target=self.server.run)
         self.thread.start()

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from bulletserve.core.engine_info import EngineInfo
-from bulletserve.core.events import Aborted, Arrived, Event, Output, Status, Stop
+from bulletserve.core.events import Aborted, Arrived, CacheReset, Event, Output, Status, Stop
 from bulletserve.core.request import Finished, FinishReason, Request
 from bulletserve.transport.addresses import Addresses
 from bulletserve.transport.engine_end import EngineEnd
@@ -53,9 +53,11 @@ class ScriptedEngine:
         self.silent = False
         self.oldest_step_s = 0.0
         self.queue_s = 0.0
+        self.standing_s = 0.0
         self.refusal: Finished | None = None
         self.arrived: list[Request] = []
         self.aborted: list[int] = []
+        self.cache_resets = 0
 
     def close(self) -> None:
         """Vanish without a word, as a killed process does."""
@@ -87,7 +89,9 @@ class ScriptedEngine:
     def _status(self) -> Status:
         running = len(self.running)
         return Status(
-            time.monotonic(), running, 0, running, 1000, self.oldest_step_s, 3, 1, 7, 40, 30, 0, 0.0, 0.25, self.queue_s
+            *(time.monotonic(), running, 0, running, 1000, self.oldest_step_s, 3, 1, 7, 40, 30, 0, 0.0, 0.25),
+            queue_s=self.queue_s,
+            standing_s=self.standing_s,
         )
 
     def _hear(self, wait_s: float) -> None:
@@ -112,6 +116,8 @@ class ScriptedEngine:
         elif isinstance(event, Aborted):
             self.aborted.append(event.request_id)
             self.running.pop(event.request_id, None)
+        elif isinstance(event, CacheReset):
+            self.cache_resets += 1
 
     def _step(self) -> None:
         ids: list[int] = []

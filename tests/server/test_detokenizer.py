@@ -10,6 +10,7 @@ from bulletserve.server.detokenizer import Detokenizer
 from bulletserve.server.stop_strings import StopStrings
 from bulletserve.server.text_codec import TextCodec
 from bulletserve.server.token_bytes import open_character
+from bulletserve.server.token_log import TokenLog
 from bulletserve.server.tokenizer import Tokenizer
 from tests.server.small_model import small_tokenizer
 
@@ -36,6 +37,61 @@ def first_to_complete(text: str, stops: list[str]) -> tuple[str, str | None]:
             if text[:end].endswith(stop):
                 return text[: end - len(stop)], stop
     return text, None
+
+
+@given(LETTERS, STOPS)
+def test_a_stop_string_that_is_kept_is_the_end_of_the_text(text: str, stops: list[str]) -> None:
+    ids = TOKENIZER.encode(text)
+    before, stop = first_to_complete(text, stops)
+    shown = "".join(deltas(Detokenizer(TOKENIZER.pieces, stop=stops, keep_stop=True), ids))
+    assert shown == before + (stop or "")
+
+
+@given(LETTERS, STOPS, st.integers(0, 70))
+def test_the_first_tokens_are_not_searched_for_stop_strings(text: str, stops: list[str], least: int) -> None:
+    ids = TOKENIZER.encode(text)
+    detokenizer = Detokenizer(TOKENIZER.pieces, stop=stops, min_tokens=least)
+    plain = Detokenizer(TOKENIZER.pieces)
+    begin = "".join(plain.push(token) for token in ids[:least])
+    rest = "".join(plain.push(token) for token in ids[least:])
+    end, stop = first_to_complete(rest + plain.finish(), stops)
+    assert "".join(deltas(detokenizer, ids)) == begin + end
+    assert detokenizer.matched == stop
+
+
+@settings(deadline=None)
+@given(IDS, STOPS, st.booleans(), st.booleans())
+def test_a_log_of_tokens_is_the_same_however_it_is_cut(
+    ids: list[int], stops: list[str], keep: bool, skip: bool
+) -> None:
+    pieces = TOKENIZER.pieces if skip else TOKENIZER.all_pieces
+    log = TokenLog(Detokenizer(pieces), pieces)
+    detokenizer = Detokenizer(pieces, stop=stops, keep_stop=keep)
+    told, text = [], ""
+    for token in ids:
+        log.push(token, None)
+        shown = detokenizer.push(token)
+        text += shown
+        if detokenizer.matched is not None:
+            told += log.take(shown, last=False)
+            break
+        if shown:
+            told += log.take(shown, last=False)
+    else:
+        shown = detokenizer.finish()
+        text += shown
+        told += log.take(shown, last=detokenizer.matched is None)
+    assert [one.token_id for one in told] == ids[: len(told)]
+    assert [one.offset for one in told] == sorted(one.offset for one in told)
+    for one in told:
+        piece = pieces[one.token_id]
+        if isinstance(piece, str):
+            left = text[one.offset :]
+            assert left.startswith(piece) or (detokenizer.matched is not None and piece.startswith(left))
+    if detokenizer.matched is None:
+        assert len(told) == len(ids)
+    else:
+        assert all(one.offset < len(text) for one in told)
 
 
 @given(IDS, st.booleans())

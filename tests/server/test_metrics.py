@@ -4,7 +4,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bulletserve.core.correction import Correction
 from bulletserve.core.events import Status
-from bulletserve.telemetry.metrics import Histogram, Metrics
+from bulletserve.core.slo import Slo
+from bulletserve.telemetry.histogram import Histogram
+from bulletserve.telemetry.metrics import AnswerTimes, Metrics
 from tests.server.conftest import Served
 
 STATUS = Status(10.0, 3, 2, 25, 100, 0.5, 96, 36, 4, 1000, 250, 7, 2.0, 0.125)
@@ -45,6 +47,49 @@ def test_the_share_of_time_with_both_lanes() -> None:
     assert values(metrics.text().decode())["both_lanes_share"] == 0.75
     metrics.update(Status(13.0, 0, 0, 0, 100, 0.0, 96, 36, 4, 0, 0, 7, 0.5, 0.0))  # a new engine
     assert values(metrics.text().decode())["both_lanes_share"] == 0
+
+
+def test_busy_lanes_switches_and_standstills() -> None:
+    metrics = Metrics("m")
+    metrics.update(replace(STATUS, switches=12, prefill_busy_s=3.5, decode_busy_s=4.5, standing_s=6.0))
+    found = values(metrics.text().decode())
+    assert found["switches_total"] == 12
+    assert found["lane_busy_seconds_total:prefill"] == 3.5
+    assert found["lane_busy_seconds_total:decode"] == 4.5
+    assert found["standing_seconds"] == 6
+
+
+def test_where_the_time_of_an_answer_went() -> None:
+    metrics = Metrics("m")
+    times = AnswerTimes(arrival_s=10.0, admitted_s=10.5, first_token_s=12.0, last_token_s=16.0)
+    slo = Slo("chat", 2.5, 0.5)
+    metrics.answered(slo, times, prompt_tokens=7, tokens=9, max_tokens=100)  # a mean of exactly 0.5 s
+    metrics.answered(slo, times, prompt_tokens=7, tokens=8, max_tokens=100)
+    metrics.answered(Slo(), times, prompt_tokens=7, tokens=1, max_tokens=100)
+    found = values(metrics.text().decode())
+    for name, seconds in (("queue", 0.5), ("prefill", 1.5), ("decode", 4.0), ("inference", 5.5)):
+        assert found[f"request_{name}_time_seconds_sum"] == 3 * seconds
+    assert found["e2e_request_latency_seconds_sum"] == 18
+    assert found["request_params_max_tokens_sum"] == 300
+    assert found["request_slo_total:met:chat"] == 1
+    assert found["request_slo_total:missed:chat"] == 1
+    assert found["request_slo_total:met:default"] == 1
+
+
+def test_vllms_names_are_all_there_under_our_prefix(fresh: Served) -> None:
+    """So that a dashboard is ported by replacing `vllm:`."""
+    text = fresh.http.get("/metrics").text
+    for name in (
+        *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "cache_config_info"),
+        *("prefix_cache_queries_total", "prefix_cache_hits_total", "num_preemptions_total", "prompt_tokens_total"),
+        *("generation_tokens_total", "request_success_total", "time_to_first_token_seconds_bucket"),
+        *("inter_token_latency_seconds_bucket", "e2e_request_latency_seconds_bucket", "iteration_tokens_total_bucket"),
+        *("request_queue_time_seconds_bucket", "request_prefill_time_seconds_bucket"),
+        *("request_decode_time_seconds_bucket", "request_inference_time_seconds_bucket"),
+        *("request_prompt_tokens_bucket", "request_generation_tokens_bucket", "request_params_max_tokens_bucket"),
+    ):
+        assert f"\nbullet:{name}{{" in text, name
+    assert 'block_size="16"' in text and 'num_gpu_blocks="1000"' in text
 
 
 def test_histogram() -> None:

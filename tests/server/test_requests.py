@@ -9,9 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from bulletserve.core.slo import Slo
 from bulletserve.formats.description import GenerationDefaults
-from bulletserve.server.prompts import PromptMaker
+from bulletserve.server.protocol import CompletionBody, sampling_params
 from tests.server.conftest import SETTINGS, Served
 from tests.server.small_model import small_checkpoint
 
@@ -157,25 +156,39 @@ def test_values_out_of_range_or_type(served: Served, name: str, value: object) -
 @pytest.mark.parametrize(
     ("name", "values"),
     [
-        ("n", [2, 0, "1", True]),
-        ("best_of", [2]),
-        ("echo", [True]),
-        ("logprobs", [0, 5, True]),
-        ("min_p", [0.1]),
-        ("presence_penalty", [0.5]),
-        ("repetition_penalty", [1.1, 0]),
-        ("logit_bias", [{"5": 1}]),
-        ("min_tokens", [1]),
-        ("bad_words", [["x"]]),
-        ("response_format", [{"type": "json_object"}]),
-        ("tools", [[{}]]),
-        ("tool_choice", ["required"]),
-        ("guided_json", [{}]),
-        ("structured_outputs", [{}]),
+        ("n", [0, -1, 129, "1", True, 1.5]),
+        ("best_of", [2, 0]),
+        ("echo", [1]),
+        ("logprobs", [-1, 21, True, "2"]),
+        ("prompt_logprobs", [-1, 21, True]),
+        ("min_p", [-0.1, 1.1, "0"]),
+        ("presence_penalty", [2.1, -3]),
+        ("frequency_penalty", [2.1, "x"]),
+        ("repetition_penalty", [0, -1, 1e9]),
+        ("min_tokens", [-1, 17, 1.5]),
+        ("logit_bias", [{"5": 101}, {"five": 1}, {"-1": 1}, {"270": 1}, {"5": "1"}, [], {str(2**80): 1}]),
+        ("allowed_token_ids", [[-1], [270], [1.5], 5, [True]]),
+        ("stop_token_ids", [[270]]),
+        ("bad_words", [[""], [5], "x", ["x" * 40]]),
+        ("include_stop_str_in_output", [1]),
+    ],
+)
+def test_sampling_fields_out_of_range_or_type(served: Served, name: str, values: list[object]) -> None:
+    for value in values:
+        assert error_of(served.post(**{name: value}), 400)["param"] == name, value
+
+
+def test_chat_alternatives_need_logprobs(served: Served) -> None:
+    assert error_of(served.chat(top_logprobs=3), 400)["param"] == "top_logprobs"
+    assert error_of(served.chat(logprobs=True, top_logprobs=21), 400)["param"] == "logprobs"
+    assert error_of(served.chat(logprobs=5), 400)["param"] == "logprobs"
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
         ("suffix", ["x"]),
-        ("truncate_prompt_tokens", [5]),
         ("chat_template", ["x"]),
-        ("include_stop_str_in_output", [True]),
     ],
 )
 def test_fields_that_are_not_served_yet_are_not_ignored(served: Served, name: str, values: list[object]) -> None:
@@ -292,7 +305,7 @@ def test_wrong_items_by_the_thousand_make_a_small_error(served: Served) -> None:
     error_of(served.post(stop=[5] * MANY), 400)
     error_of(served.post(max_tokens="9" * 100_000), 400)
     error_of(served.post(model="m" * 100_000), 404)
-    error_of(served.post(**{"x" * 100_000: 1, "echo": True}), 400)
+    error_of(served.post(**{"x" * 100_000: 1, "suffix": "x"}), 400)
     error_of(served.post(**{f"field {n}": n for n in range(MANY)}), 400)
 
 
@@ -352,10 +365,24 @@ def test_tokenising_a_long_text_holds_up_nobody(served: Served, monkeypatch: pyt
         assert answer.result().status_code == 200
 
 
-def test_defaults_of_the_checkpoint_that_are_not_applied_are_said(
-    served: Served, caplog: pytest.LogCaptureFixture
-) -> None:
-    defaults = GenerationDefaults(min_p=0.0, repetition_penalty=1.05)
-    PromptMaker(served.codec, served.server.open_requests, defaults=defaults, classes={"default": Slo()}).close()
-    assert "repetition_penalty=1.05" in caplog.text
-    assert "min_p" not in caplog.text
+def test_what_a_template_must_go_through_is_not_only_contents(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = set()
+
+    def render(*_: object) -> str:
+        threads.add(threading.current_thread().name.partition("_")[0])
+        return "hello"
+
+    monkeypatch.setattr(served.codec, "render_chat", render)
+    for body in (
+        {"chat_template_kwargs": {"documents_of_mine": [{"text": "a" * 5000}]}},
+        {"messages": [{"role": "user", "content": "a", "name": "b" * 5000}]},
+        {"messages": [{"role": "user", "content": "a"}] * 3000},
+    ):
+        assert served.chat(**body, max_tokens=1).status_code == 200
+    assert threads == {"tokenize"}
+
+
+def test_defaults_of_the_checkpoint_hold_for_those_who_say_nothing(served: Served) -> None:
+    defaults = GenerationDefaults(min_p=0.1, repetition_penalty=1.05)
+    params = sampling_params(CompletionBody(prompt="hello", min_p=0.2), defaults)
+    assert (params.min_p, params.repetition_penalty) == (0.2, 1.05)

@@ -1,7 +1,6 @@
 """The device made of arithmetic, with arithmetic that fits in a head."""
 
 from dataclasses import dataclass
-from math import inf
 
 import pytest
 from hypothesis import given, settings
@@ -14,30 +13,24 @@ from bulletserve.core.partition import Lattice, Partition
 from bulletserve.core.plan import DecodeStep, MixedStep, PrefillGroup
 from bulletserve.simulator.device import SimulatedDevice, counting_token
 from bulletserve.simulator.executor import VirtualExecutor
-from bulletserve.simulator.truth import Pace
+from bulletserve.simulator.truth import Uncapped
 
 ALL, HALF = 8, 4
 LAYERS = 4
 
 
-def uncapped(seconds: float) -> Pace:
-    return Pace(seconds, seconds, 0.0)
-
-
 @dataclass
-class PlainTruth:
+class PlainTruth(Uncapped):
     """A second per 8 prompt tokens or per row on all SMs; twice that on half; beside another, `factor` times."""
 
     factor: float = 1.0
     total_sms: int = ALL
-    idle_w: float = 0.0
-    power_cap_w: float = inf
 
-    def alone(self, step: StepShape, sms: int) -> Pace:
-        return uncapped(step.layers / LAYERS * (step.prefill_tokens / 8 + step.decode_rows) * ALL / sms)
+    def alone_s(self, step: StepShape, sms: int) -> float:
+        return step.layers / LAYERS * (step.prefill_tokens / 8 + step.decode_rows) * ALL / sms
 
-    def beside(self, step: StepShape, sms: int, other: StepShape, other_sms: int) -> Pace:
-        return uncapped(self.factor * self.alone(step, sms).steady_s)
+    def beside_s(self, step: StepShape, sms: int, other: StepShape, other_sms: int) -> float:
+        return self.factor * self.alone_s(step, sms)
 
 
 def device(factor: float = 1.0, host_s: float = 0.0) -> SimulatedDevice:
@@ -162,9 +155,9 @@ def test_the_truth_is_asked_about_what_the_step_computes() -> None:
     asked: list[StepShape] = []
 
     class Curious(PlainTruth):
-        def alone(self, step: StepShape, sms: int) -> Pace:
+        def alone_s(self, step: StepShape, sms: int) -> float:
             asked.append(step)
-            return uncapped(1.0)
+            return 1.0
 
     made = device()
     made.truth = Curious()

@@ -12,18 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bulletserve.core.errors import ConfigError, RecordError
-from bulletserve.core.events import Aborted, Arrived, CacheReset, Event, StepDone, Stop
+from bulletserve.core.events import Aborted, Arrived, CacheReset, Event, Masked, StepDone, Stop
 from bulletserve.core.plan import DecodeStep, MixedStep, Plan, PrefillGroup, Refusal
 from bulletserve.core.request import Request
 from bulletserve.core.slo import Slo
+from bulletserve.core.token_rules import TokenLogprobs, TokenRules
 from bulletserve.telemetry.record_format import LineWriter, Record, Turn
 from bulletserve.telemetry.recorder import Recorder
 
 EVENTS: tuple[Event, ...] = (
     Arrived(Request(3, (1, 2, 3), 9, 0.25, 0.7, 0.9, 5, 2**62, frozenset({2, 7}), Slo("chat", 0.3, None), 1, "salt é",
-                    (b"\x00\xff" * 8,))),
+                    (b"\x00\xff" * 8,), TokenRules(bad_words=((1, 2),), bias=((3, -1.5),), logprobs=0), "start: /a/")),
     Aborted(12),
     CacheReset(),
+    Masked(12),
+    Masked(13, over=True),
+    Masked(14, error="no grammar"),
     StepDone(4, (5, 6), 0.1, 0.2),
     StepDone(5, (), 0.1, 0.2, "the engine failed: ☠", True),
     Stop(),
@@ -49,6 +53,12 @@ def written(path: Path, given_turns: list[tuple[float, tuple[Event, ...], tuple[
     parts = [lines.header({"what": "a test"}), *(lines.turn(*turn) for turn in given_turns), lines.end()]
     path.write_bytes(b"".join(parts))
     return path
+
+
+def test_what_is_told_of_tokens_decides_nothing_and_is_not_recorded() -> None:
+    told = TokenLogprobs(-0.5, 1)
+    done = StepDone(4, (5, 6), 0.1, 0.2, logprobs=((0, told),), prompt_logprobs=((0, 1, (told,)),))
+    assert LineWriter().turn(1.0, (done,), ()) == LineWriter().turn(1.0, (StepDone(4, (5, 6), 0.1, 0.2),), ())
 
 
 def plain(event: Event) -> Event:
@@ -78,6 +88,14 @@ def test_what_is_read_is_what_was_written(
         found = [turn._replace(events=tuple(map(plain, turn.events))) for turn in record.turns()]
         assert record.complete
     assert found == [Turn(*turn, line) for line, turn in enumerate(given_turns, 2)]
+
+
+def test_masks_are_left_out(tmp_path: Path) -> None:
+    path = written(tmp_path / "run", [(0.0, (Masked(3, b"\xff" * 20_000),), ())])
+    assert path.stat().st_size < 1000
+    with Record(path) as record:
+        (turn,) = record.turns()
+    assert turn.events == (Masked(3),)
 
 
 def lines_of(path: Path) -> list[bytes]:
@@ -213,7 +231,7 @@ def test_a_disk_that_is_full_from_the_start_is_a_mistake_of_the_command_line() -
 
 
 def test_a_compressed_record_is_read_and_its_damage_named(tmp_path: Path) -> None:
-    plain = written(tmp_path / "run", [(0.5 * at, (EVENTS[3],), PLANS[:1]) for at in range(200)])
+    plain = written(tmp_path / "run", [(0.5 * at, (StepDone(4, (5, 6), 0.1, 0.2),), PLANS[:1]) for at in range(200)])
     with gzip.open(tmp_path / "run.gz", "wb") as file:
         file.write(plain.read_bytes())
     with Record(tmp_path / "run.gz") as packed, Record(plain) as record:

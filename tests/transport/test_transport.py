@@ -18,6 +18,7 @@ from bulletserve.core.events import Aborted, Arrived, CacheReset, Event, Output,
 from bulletserve.core.prefix import block_hashes
 from bulletserve.core.request import Finished, FinishReason, Request
 from bulletserve.core.slo import Slo
+from bulletserve.core.token_rules import TokenLogprobs, TokenRules
 from bulletserve.transport.engine_end import EngineEnd
 from bulletserve.transport.front_end import FrontEnd
 from bulletserve.transport.messages import Abort, BadMessage, Fatal, Submit, ToFront, to_engine_codec, to_front_codec
@@ -36,9 +37,19 @@ REQUEST = Request(
     slo=Slo("fast", 0.3, None),
     priority=-1,
     cache_salt="s\u00e4lt",
+    rules=TokenRules((3, 4), ((1, 2), (5,)), 2, (0,), ((9, -1.5),), 1.25, -0.5, 2.0, 0.125, 20, 0),
 )
 PACKED = replace(REQUEST, prompt_ids=array("q", REQUEST.prompt_ids))
-OUTPUT = Output(2.0, (7, 7), (1, 2), ((7, 32),), (Finished(7, FinishReason.STOP, 2, "", None),))
+LOGPROBS = TokenLogprobs(-9999.0, 7, (1, 2), (-0.25, -1.5))
+OUTPUT = Output(
+    2.0,
+    (7, 7),
+    (1, 2),
+    ((7, 32),),
+    (Finished(7, FinishReason.STOP, 2, "", None),),
+    ((7, LOGPROBS), (7, TokenLogprobs(-0.5, 1))),
+    ((7, 1, (LOGPROBS,)),),
+)
 STATUS = Status(3.0, 1, 2, 3, 4, 0.5, 6, 7, 8, 9, 10, 11, 1.25, 0.125)
 
 

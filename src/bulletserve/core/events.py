@@ -1,13 +1,14 @@
 """What the loop hears and what it says.
 
 Knows nothing about sockets or devices. Heard: `Arrived`, `Aborted`, `Stop` from outside, `StepDone` from the
-executor. Said: one `Output` a turn, with arrays of ids and never a message per token.
+executor, `Masked` from the guide. Said: one `Output` a turn, with arrays of ids and never a message per token.
 """
 
 from dataclasses import dataclass
 
 from bulletserve.core.correction import NO_CORRECTION, NO_ERRORS, Correction
 from bulletserve.core.request import Finished, Request
+from bulletserve.core.token_rules import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,8 @@ class StepDone:
     """A step has run, or failed with `error`. `fatal`: the device can do no further work.
 
     `tokens` in the order of the launch: parts that sample, then rows. Times in seconds of the loop's clock.
+    `logprobs`: of those that want it, the place in `tokens` and what is told. `prompt_logprobs`: of those that want
+    it, the number of the launch's part, the place in the prompt of the first token told, and what is told.
     """
 
     step_id: int
@@ -47,9 +50,25 @@ class StepDone:
     finished_s: float
     error: str = ""
     fatal: bool = False
+    logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
+    prompt_logprobs: tuple[tuple[int, int, tuple[TokenLogprobs, ...]], ...] = ()
 
 
-Event = Arrived | Aborted | Stop | CacheReset | StepDone
+@dataclass(frozen=True, slots=True)
+class Masked:
+    """What the next token of a request with a grammar may be: bit t of `mask` stands for token t.
+
+    `mask`: little-endian 32-bit words. `over`: the grammar is complete, no token may follow. `error`: it could not be
+    followed (before the first token: it is no grammar).
+    """
+
+    request_id: int
+    mask: bytes = b""
+    over: bool = False
+    error: str = ""
+
+
+Event = Arrived | Aborted | Stop | CacheReset | StepDone | Masked
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +76,10 @@ class Output:
     """What one turn has to tell the requests' owners.
 
     `tokens[i]` is the next token of `request_ids[i]`, which may appear more than once.
-    `first_tokens` pairs requests whose first token is among them with the prompt tokens found in the cache.
+    `first_tokens` pairs requests whose first token is among them with the prompt tokens found in the cache,
+    `admitted_s` has the times of their first admission, on the loop's clock.
+    `logprobs` tells, request by request in the order of their tokens, about the tokens of those that asked;
+    `prompt_logprobs` about tokens of prompts, from a place on; of what is told twice the later counts.
     """
 
     now_s: float
@@ -65,6 +87,9 @@ class Output:
     tokens: tuple[int, ...]
     first_tokens: tuple[tuple[int, int], ...]
     finished: tuple[Finished, ...]
+    logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
+    prompt_logprobs: tuple[tuple[int, int, tuple[TokenLogprobs, ...]], ...] = ()
+    admitted_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +98,9 @@ class Status:
 
     `oldest_step_s`: age of the oldest step that has not finished, 0 when idle. `queue_s`: forecast of the time that the
     prompts in the queue take, without their answers; 0 where nothing forecasts.
+    `standing_s`: for how long nothing has been started though requests are open and nothing runs; 0 where it is not so.
+    `switches`: steps on other SMs than the step before on their lane; `prefill_busy_s`, `decode_busy_s`: time in which
+    a step ran on the lane (a mixed step counts for prefill).
     `correction`: by kind of step, what forecasts are multiplied with; `forecast_errors`: the mean of late of
     |observed / corrected forecast - 1|.
     Counters are totals since the start.
@@ -95,3 +123,7 @@ class Status:
     queue_s: float = 0.0
     correction: Correction = NO_CORRECTION
     forecast_errors: Correction = NO_ERRORS
+    standing_s: float = 0.0
+    switches: int = 0
+    prefill_busy_s: float = 0.0
+    decode_busy_s: float = 0.0

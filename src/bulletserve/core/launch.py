@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from bulletserve.core.plan import Lane, Start, lanes_of
+from bulletserve.core.token_rules import TokenRules
 
 
 class Seat(NamedTuple):
@@ -16,7 +17,8 @@ class Seat(NamedTuple):
 
     `token_ids` are all tokens whose keys and values the prefill makes (prompt, plus what was generated before a
     preemption); the first `cached_tokens` of them are in the cache already. Sampling position p draws the token
-    that follows p tokens, so a resumed request draws what it would have drawn.
+    that follows p tokens, so a resumed request draws what it would have drawn. The first `prompt_tokens` are the
+    prompt's; told only where there are `rules`.
     """
 
     seat: int
@@ -28,6 +30,8 @@ class Seat(NamedTuple):
     top_p: float
     top_k: int
     seed: int
+    rules: TokenRules | None = None
+    prompt_tokens: int = 0
 
 
 class PromptPart(NamedTuple):
@@ -43,7 +47,8 @@ class Launch(NamedTuple):
     """One step, ready to run.
 
     `seats` and `blocks` (seat, block id, appended to the seat's table) take effect before the step runs.
-    The step's tokens come back in the order: parts that sample, then `rows`.
+    The step's tokens come back in the order: parts that sample, then `rows`. `masks`: what the token of a seat may be
+    (as in `events.Masked`), for every seat with a grammar that draws one in this step.
     """
 
     step_id: int
@@ -52,6 +57,7 @@ class Launch(NamedTuple):
     blocks: tuple[tuple[int, int], ...] = ()
     parts: tuple[PromptPart, ...] = ()
     rows: tuple[int, ...] = ()
+    masks: tuple[tuple[int, bytes], ...] = ()
 
     @property
     def lane(self) -> Lane:

@@ -46,6 +46,19 @@ class Executor(Protocol):
         """Finish what is running, drop what is queued, release the lanes."""
 
 
+class Guide(Protocol):
+    """Follows grammars beside the loop: every call is answered, later, by one `Masked` event. No call ever blocks."""
+
+    def begin(self, request_id: int, grammar: str) -> None:
+        """Take a request in: the mask of its first token is wanted."""
+
+    def follow(self, request_id: int, token: int) -> None:
+        """Its next token is `token`; the mask of the one after it is wanted."""
+
+    def forget(self, request_id: int) -> None:
+        """It has ended, perhaps before it was taken in; no answer is wanted any more."""
+
+
 class Outlet(Protocol):
     """Where outputs go."""
 

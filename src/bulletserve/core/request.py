@@ -4,14 +4,18 @@ Knows nothing about text, HTTP or devices. Text, chat templates and stop strings
 time a `Request` exists every default is resolved and every field is known to be valid.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from bulletserve.core.errors import InvalidRequest
 from bulletserve.core.slo import Slo
+from bulletserve.core.token_rules import MOST_LOGPROBS, TokenRules
 
 SEED_LIMIT = 2**63
+MOST_BIASES = 1024
+MOST_ALLOWED = 8192
+MOST_BAD_WORDS = 128
 
 
 def _is_number(value: object) -> bool:
@@ -25,8 +29,10 @@ class SamplingParams:
     temperature: 0 is greedy. top_p in (0, 1]. top_k: 0 or -1 is off. seed: the same seed and the same prompt give the
     same tokens whatever else runs, up to near ties of rounding; None draws one. max_tokens: None means all the room
     that is left.
-    stop: strings that end the answer and are not part of it. stop_token_ids: ids that end it.
-    ignore_eos: do not end at the model's own end tokens.
+    stop: strings that end the answer and are not part of it, unless include_stop_str_in_output. stop_token_ids: ids
+    that end it. ignore_eos: do not end at the model's own end tokens. min_tokens: do not end before.
+    logit_bias: what is added to the logits of ids, -100 to 100. allowed_token_ids: the only ids there are. bad_words:
+    texts that the answer does not hold. The penalties, min_p and the logprobs: see `TokenRules`.
 
     Raises `InvalidRequest` with the field's name for a value outside its range.
     """
@@ -39,13 +45,38 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    min_tokens: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        stop: str | Iterable[str] = self.stop
-        object.__setattr__(self, "stop", (stop,) if isinstance(stop, str) else tuple(stop))
+        for name in ("stop", "bad_words"):
+            texts: str | Iterable[str] = getattr(self, name)
+            object.__setattr__(self, name, (texts,) if isinstance(texts, str) else tuple(texts))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+        if not isinstance(self.logit_bias, Mapping):
+            raise InvalidRequest("logit_bias must give token ids a number each", param="logit_bias")
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias))
         self._check_numbers()
         self._check_stops()
+        self._check_penalties()
+        self._check_tokens()
+        self._check_logprobs()
+
+    def copy(self, number: int) -> "SamplingParams":
+        """These for one of several answers to a prompt: each has a seed of its own."""
+        if self.seed is None or not number:
+            return self
+        return replace(self, seed=(self.seed + number + SEED_LIMIT) % (2 * SEED_LIMIT) - SEED_LIMIT)
 
     def _check_numbers(self) -> None:
         if not _is_number(self.temperature) or not 0 <= self.temperature <= 100:
@@ -62,10 +93,45 @@ class SamplingParams:
     def _check_stops(self) -> None:
         if len(self.stop) > 16 or any(not isinstance(s, str) or not s for s in self.stop):
             raise InvalidRequest("stop must be at most 16 strings, none of them empty", param="stop")
-        if any(type(i) is not int or i < 0 for i in self.stop_token_ids):
-            raise InvalidRequest("stop_token_ids must be token ids, 0 or larger", param="stop_token_ids")
-        if type(self.ignore_eos) is not bool:
-            raise InvalidRequest("ignore_eos must be true or false", param="ignore_eos")
+        wrong = [token for token in self.stop_token_ids if type(token) is not int or token < 0]
+        if wrong:
+            raise InvalidRequest(f"stop_token_ids: {wrong[0]!r} is no token id", param="stop_token_ids")
+        for name in ("ignore_eos", "include_stop_str_in_output"):
+            if type(getattr(self, name)) is not bool:
+                raise InvalidRequest(f"{name} must be true or false", param=name)
+        least, most = self.min_tokens, self.max_tokens
+        if type(least) is not int or least < 0 or (most is not None and least > most):
+            raise InvalidRequest("min_tokens must be a whole number from 0 to max_tokens", param="min_tokens")
+
+    def _check_penalties(self) -> None:
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            if not _is_number(value) or not -2 <= value <= 2:
+                raise InvalidRequest(f"{name} must be a number from -2 to 2", param=name)
+        if not _is_number(self.repetition_penalty) or not 0.01 <= self.repetition_penalty <= 100:
+            raise InvalidRequest("repetition_penalty must be a number from 0.01 to 100", param="repetition_penalty")
+        if not _is_number(self.min_p) or not 0 <= self.min_p <= 1:
+            raise InvalidRequest("min_p must be a number from 0 to 1", param="min_p")
+
+    def _check_tokens(self) -> None:
+        biases = self.logit_bias
+        if len(biases) > MOST_BIASES or any(not _is_number(v) or not -100 <= v <= 100 for v in biases.values()):
+            raise InvalidRequest(
+                f"logit_bias must give at most {MOST_BIASES} token ids a number from -100 to 100", param="logit_bias"
+            )
+        if len(self.allowed_token_ids) > MOST_ALLOWED:
+            raise InvalidRequest(f"allowed_token_ids may be at most {MOST_ALLOWED} ids", param="allowed_token_ids")
+        words = self.bad_words
+        if len(words) > MOST_BAD_WORDS or any(not isinstance(w, str) or not 0 < len(w) <= 1000 for w in words):
+            raise InvalidRequest(
+                f"bad_words must be at most {MOST_BAD_WORDS} texts of 1 to 1000 characters", param="bad_words"
+            )
+
+    def _check_logprobs(self) -> None:
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or not 0 <= value <= MOST_LOGPROBS):
+                raise InvalidRequest(f"{name} must be a whole number from 0 to {MOST_LOGPROBS}", param=name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +140,8 @@ class Request:
 
     `id` is unique in the engine's life. `max_tokens`, `seed` and `stop_ids` (the model's end tokens included
     unless ignored) are resolved. `block_hashes` chain over the prompt's full blocks (`core/prefix`), salted. The engine
-    keeps `prompt_ids` as it is, so nobody may change it.
+    keeps `prompt_ids` as it is, so nobody may change it. `rules` is None where nothing is asked.
+    `grammar`: what every token of the answer must fit, as `bulletserve.grammar` writes it; "" for a free answer.
     """
 
     id: int
@@ -90,6 +157,8 @@ class Request:
     priority: int = 0
     cache_salt: str = ""
     block_hashes: tuple[bytes, ...] = ()
+    rules: TokenRules | None = None
+    grammar: str = ""
 
 
 class FinishReason(StrEnum):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from bulletserve.core.errors import ContextTooLong, InvalidRequest
 from bulletserve.core.request import Request, SamplingParams
 from bulletserve.core.slo import Slo
+from bulletserve.core.token_rules import NO_RULES, TokenRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +57,33 @@ def resolve_request(
     slo: Slo | None = None,
     priority: int = 0,
     cache_salt: str = "",
+    bad_words: Sequence[tuple[int, ...]] = (),
+    grammar: str = "",
 ) -> Request:
-    """One request, checked. `param` names the prompt's field in errors.
+    """One request, checked. `param` names the prompt's field in errors, `bad_words` are those of `params` as ids.
 
     Raises `InvalidRequest` for an empty prompt or an id outside the vocabulary, `ContextTooLong`.
     """
     if not prompt_ids:
         raise InvalidRequest(f"{param} must not be empty: it has no tokens", param=param)
     check_ids(prompt_ids, limits.vocab_size, param)
-    check_ids(params.stop_token_ids, limits.vocab_size, "stop_token_ids")
+    for name, ids in (
+        ("stop_token_ids", params.stop_token_ids),
+        ("allowed_token_ids", params.allowed_token_ids),
+        ("logit_bias", params.logit_bias),
+    ):
+        check_ids(ids, limits.vocab_size, name)
     room = limits.max_model_len - len(prompt_ids)
     max_tokens = room if params.max_tokens is None else params.max_tokens
     if room < 1:
         raise context_too_long(limits.max_model_len, str(len(prompt_ids)), param=param)
     if max_tokens > room:
         raise context_too_long(limits.max_model_len, str(len(prompt_ids)), max_tokens, param=param)
+    if params.min_tokens > max_tokens:
+        raise InvalidRequest(f"min_tokens is {params.min_tokens}, but {max_tokens} may be made", param="min_tokens")
     stop_ids = frozenset(params.stop_token_ids)
+    if not params.ignore_eos:
+        stop_ids |= limits.eos_ids
     return Request(
         id=request_id,
         prompt_ids=prompt_ids,
@@ -81,8 +93,31 @@ def resolve_request(
         top_p=params.top_p,
         top_k=max(0, params.top_k),
         seed=secrets.randbits(63) if params.seed is None else params.seed,
-        stop_ids=stop_ids if params.ignore_eos else stop_ids | limits.eos_ids,
+        stop_ids=stop_ids,
         slo=slo or Slo(),
         priority=priority,
         cache_salt=cache_salt,
+        rules=_rules(params, stop_ids, tuple(bad_words)),
+        grammar=grammar,
     )
+
+
+def _rules(
+    params: SamplingParams, stop_ids: Collection[int], bad_words: tuple[tuple[int, ...], ...]
+) -> TokenRules | None:
+    """The rules of a request; None where they would change and tell nothing."""
+    least = params.min_tokens if stop_ids else 0
+    rules = TokenRules(
+        allowed_ids=tuple(dict.fromkeys(params.allowed_token_ids)),
+        bad_words=bad_words,
+        min_tokens=least,
+        end_ids=tuple(sorted(stop_ids)) if least else (),
+        bias=tuple((token, float(value)) for token, value in params.logit_bias.items() if value),
+        repetition_penalty=float(params.repetition_penalty),
+        frequency_penalty=float(params.frequency_penalty),
+        presence_penalty=float(params.presence_penalty),
+        min_p=float(params.min_p),
+        logprobs=params.logprobs,
+        prompt_logprobs=params.prompt_logprobs,
+    )
+    return None if rules == NO_RULES else rules

@@ -14,6 +14,7 @@ from bulletserve.core.launch import Launch
 from bulletserve.core.partition import Lattice
 from bulletserve.core.plan import DecodeStep, Lane, lanes_of
 from bulletserve.core.ports import Poster
+from bulletserve.engine.drawn import Drawn
 from bulletserve.engine.lanes import LaneThread, Task
 from bulletserve.engine.seats import SeatTable
 from bulletserve.engine.step_runner import StepRunner
@@ -67,14 +68,18 @@ class CpuExecutor:
 
     def _run(self, launch: Launch) -> None:
         started_s = time.monotonic()
-        tokens: tuple[int, ...] = ()
+        drawn = Drawn()
         error = ""
         try:
             use_threads(launch.step.sms)
             if self.before_step is not None:
                 self.before_step(launch)
-            tokens = self._runner.run(launch)
+            drawn = self._runner.run(launch)
         except Exception as failure:
             _log.exception("step %d failed", launch.step_id)
             error = f"the engine failed at this step: {failure}"
-        self.poster.post(StepDone(launch.step_id, tokens, started_s, time.monotonic(), error))
+        told, of_prompts = drawn.told(), drawn.told_of_prompts()
+        ended_s = time.monotonic()
+        self.poster.post(
+            StepDone(launch.step_id, drawn.token_ids(), started_s, ended_s, error, False, told, of_prompts)
+        )

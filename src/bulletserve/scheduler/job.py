@@ -21,7 +21,7 @@ class Phase(Enum):
     WAITING = "in the queue, holding nothing"
     ADMITTED = "blocks and seat reserved, in no started prefill batch"
     PREFILLING = "in the started prefill batch, or its first token is being drawn"
-    DECODING = "a row of every decode step"
+    DECODING = "a row of every decode step, but for the time in which its next token's mask is made"
     LEAVING = "in no further step; holds its blocks until the last started one has run"
 
 
@@ -32,7 +32,8 @@ class Job:
     would have to be freed one by one. target: tokens that must be in the cache before the next token can be drawn.
     speaking: its prompt is computed, and so are all known tokens but the last. last_step: the last started step that
     may touch its blocks. kv_tokens: projected tokens in the cache, from its prompt's last layer on; while it is a row
-    of the `DecodeSet`, as of the step `joined_at` of that set.
+    of the `DecodeSet`, as of the step `joined_at` of that set. masked: it has a grammar; mask: what that allows for the
+    next token.
     """
 
     __slots__ = (
@@ -45,6 +46,8 @@ class Job:
         "joined_at",
         "kv_tokens",
         "last_step",
+        "mask",
+        "masked",
         "most_tokens",
         "phase",
         "prompt_tokens",
@@ -81,6 +84,8 @@ class Job:
         self.speaking = False
         self.first_token_s: float | None = None
         self.slack_key_s = 0.0
+        self.masked = bool(request.grammar)
+        self.mask = b""
 
     def never_ends(self, limits: Limits) -> str:
         """Why it could not end even if it were alone; "" if it could."""
@@ -153,6 +158,8 @@ class Job:
             request.top_p,
             request.top_k,
             request.seed,
+            request.rules,
+            self.prompt_tokens,
         )
 
     def leave_seat(self) -> None:
@@ -164,7 +171,11 @@ class Job:
         self.cached = self.computed = self.settled = self.kv_tokens = 0
 
     def findable_names(self, block_size: int) -> list[bytes]:
-        """The hashes of the blocks that may be in the cache already: one token at least is left to compute."""
+        """The hashes of the blocks that may be in the cache already: one token at least is left to compute, and all
+        whose likelihood is to be told."""
+        rules = self.request.rules
+        if rules is not None and rules.prompt_logprobs is not None:
+            return []
         findable = (self.target - 1) // block_size
         return self.block_names(findable, block_size)[:findable]
 

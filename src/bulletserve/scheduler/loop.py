@@ -7,13 +7,16 @@ are two plans of one turn, what goes beyond is for a turn that follows at once.
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from bulletserve.core.errors import BulletError, ConfigError, PlanError, PolicyError
-from bulletserve.core.events import Arrived, Event
-from bulletserve.core.plan import Plan
+from bulletserve.core.events import Arrived, Event, Status
+from bulletserve.core.plan import Lane, Plan
 from bulletserve.core.ports import Clock, Executor, Inbox, Outlet
 from bulletserve.core.request import FinishReason
 from bulletserve.core.snapshot import Snapshot
+from bulletserve.scheduler.admissions import Admissions
+from bulletserve.scheduler.engine_view import snapshot_of, status_of
 from bulletserve.scheduler.plan_check import plan_check
 from bulletserve.scheduler.policy import NoForecasts, Policy
 from bulletserve.scheduler.stall_watch import LIMIT_S, StallWatch
@@ -86,6 +89,7 @@ class Loop:
         self.unsettled = False
         self.stalled = ""
         self._stall = StallWatch()
+        self._admissions = Admissions()
 
     def run(self) -> str:
         """Turn until stopped. Returns the device's fault, or "" after an orderly stop.
@@ -133,22 +137,33 @@ class Loop:
         self.turns += 1
         if now_s >= self._status_due_s:
             self._status_due_s = now_s + STATUS_PERIOD_S
-            self._outlet.report(state.status(now_s, self.turns))
+            self._outlet.report(self._status(now_s))
         if self.observer is not None:
             self.observer(now_s, events, plans)
+
+    def _status(self, now_s: float) -> Status:
+        busy_s = self.state.lanes.busy_s
+        return replace(
+            status_of(self.state, now_s, self.turns),
+            standing_s=self._stall.seconds if self._stall.stands else 0.0,
+            switches=self.state.lanes.switches,
+            prefill_busy_s=busy_s[Lane.PREFILL],
+            decode_busy_s=busy_s[Lane.DECODE],
+        )
 
     def _decide(self, now_s: float) -> Sequence[Plan]:
         plans: list[Plan] = []
         for _ in range(MAX_PLANS_PER_TURN):
-            if self.state.lanes_are_full:
+            if self.state.lanes_are_full or self.state.waits_for_masks:
                 break  # nothing can start before a step ends, and then we are here again
-            snapshot = self.state.snapshot(now_s)
+            snapshot = snapshot_of(self.state, now_s)
             plan = self._ask(snapshot)
             if plan.is_empty:
                 break
             if _log.isEnabledFor(logging.DEBUG):
                 _log.debug("%.6f %s", now_s, plan)
             self.state.carry_out(plan, now_s, self._executor.start)
+            self._admissions.note(plan.admit, now_s)
             plans.append(plan)
         self.unsettled = len(plans) == MAX_PLANS_PER_TURN
         return plans
@@ -182,4 +197,4 @@ class Loop:
     def _tell(self, now_s: float) -> None:
         output = self.state.take_output(now_s)
         if output is not None:
-            self._outlet.emit(output)
+            self._outlet.emit(self._admissions.told(output))

@@ -3,11 +3,13 @@
 Knows nothing about requests' phases. Arrays of ids, never an object per token.
 """
 
-from collections.abc import Sequence, Set
 from itertools import compress
+from typing import Any
 
-from bulletserve.core.events import Output
+from bulletserve.core.events import Output, StepDone
 from bulletserve.core.request import Finished
+from bulletserve.core.token_rules import TokenLogprobs
+from bulletserve.scheduler.started_step import StartedStep
 
 
 class Outbox:
@@ -18,9 +20,18 @@ class Outbox:
         self.tokens: list[int] = []
         self.firsts: list[tuple[int, int]] = []
         self.finished: list[Finished] = []
+        self.logprobs: list[tuple[int, TokenLogprobs]] = []
+        self.prompt_logprobs: list[tuple[int, int, tuple[TokenLogprobs, ...]]] = []
 
-    def tell(self, ids: Sequence[int], tokens: Sequence[int], void: Set[int]) -> None:
-        """The tokens of one step: `ids[i]` hears `tokens[i]`, unless it is among the `void`."""
+    def tell(self, step: StartedStep, done: StepDone) -> None:
+        """The tokens of one step, to all but its `void`, and what is told of them."""
+        ids, tokens, void = step.drawn_ids, done.tokens, step.void
+        for place, told in done.logprobs:
+            if ids[place] not in void:
+                self.logprobs.append((ids[place], told))
+        for part, first, several in done.prompt_logprobs:
+            if step.batch[part].id not in void:
+                self.prompt_logprobs.append((step.batch[part].id, first, several))
         if void:
             heard = [request_id not in void for request_id in ids]
             ids, tokens = tuple(compress(ids, heard)), tuple(compress(tokens, heard))
@@ -29,9 +40,18 @@ class Outbox:
 
     def take(self, now_s: float) -> Output | None:
         """Everything since the last call; None if nothing happened."""
-        if not (self.ids or self.finished):
+        if not (self.ids or self.finished or self.prompt_logprobs):
             return None
-        output = Output(now_s, tuple(self.ids), tuple(self.tokens), tuple(self.firsts), tuple(self.finished))
-        for told in (self.ids, self.tokens, self.firsts, self.finished):
+        output = Output(
+            now_s,
+            tuple(self.ids),
+            tuple(self.tokens),
+            tuple(self.firsts),
+            tuple(self.finished),
+            tuple(self.logprobs),
+            tuple(self.prompt_logprobs),
+        )
+        lists: tuple[list[Any], ...] = (self.ids, self.tokens, self.firsts, self.finished, self.logprobs)
+        for told in (*lists, self.prompt_logprobs):
             told.clear()
         return output

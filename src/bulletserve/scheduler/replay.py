@@ -93,7 +93,7 @@ class Replay:
         recorded = make_policy(engine.policy)
         limits = engine.limits
         ledger = KvLedger(limits.total_blocks + 1, limits.block_size, engine.caching)
-        state = State(limits, ledger, recorded.rules, engine.estimator)
+        state = State(limits, ledger, recorded.rules, engine.estimator, _Recorded())
         self.turns = 0
         self._judge = _Judge(recorded if policy is None else make_policy(policy), recorded.rules)
         self._world = _World(limits)
@@ -172,6 +172,19 @@ def as_kept_by(rules: QueueRules, recorded: QueueRules, snapshot: Snapshot) -> S
         late = tuple([one for one in shown if one.lost_s < snapshot.now_s and not one.preempted])
     in_time = sorted((one for one in shown if one not in late), key=ORDERINGS[rules.ordering])
     return snapshot._replace(waiting=tuple(in_time), late=late, waiting_total=total - len(late), late_total=len(late))
+
+
+class _Recorded:
+    """The guide of a run that is over: its answers are among the events."""
+
+    def begin(self, request_id: int, grammar: str) -> None:
+        """It answered then."""
+
+    def follow(self, request_id: int, token: int) -> None:
+        """As `begin`."""
+
+    def forget(self, request_id: int) -> None:
+        """As `begin`."""
 
 
 class _World:

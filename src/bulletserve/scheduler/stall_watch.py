@@ -22,6 +22,11 @@ class StallWatch:
         self._told = False
         self.seconds = 0.0
 
+    @property
+    def stands(self) -> bool:
+        """Whether the last turn was one of a standstill."""
+        return self._since_s is not None
+
     def is_over(self, stuck: bool, now_s: float) -> bool:
         """One more turn has been; whether it has stood still for so long that there is nothing to wait for."""
         if not stuck:

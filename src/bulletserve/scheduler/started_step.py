@@ -14,8 +14,8 @@ class StartedStep:
     """`drawn[i]`, whose id is `drawn_ids[i]`, gets the step's i-th token; `firsts` are those whose prompt it finishes.
 
     batch: whose prompts it computes. settles: how many tokens of a prompt are in the cache when it ends. lasts: who
-    gets the last token allowed. void: for whom the token is none, because they have ended. leaving: who vacates when
-    it ends.
+    gets the last token allowed. masked: whose token must fit a mask. void: for whom the token is none, because they
+    have ended. leaving: who vacates when it ends.
     """
 
     started_s: float
@@ -26,5 +26,6 @@ class StartedStep:
     firsts: tuple[Job, ...] = ()
     settles: tuple[tuple[Job, int], ...] = ()
     lasts: list[Job] = field(default_factory=list)
+    masked: list[Job] = field(default_factory=list)
     void: set[int] = field(default_factory=set)
     leaving: list[Job] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The engine's state as the scheduler knows it: events change it, snapshots show it, plans project it.
+"""The engine's state as the scheduler knows it: events change it, plans project it, `engine_view` shows it.
 
 Knows nothing about policies, devices or sockets. Every step is planned from the projected state, one step ahead:
 starting a decode step assumes that all its rows continue. When a step's tokens arrive and a row turns out to have
@@ -6,21 +6,23 @@ ended, the token that the next step draws for it is void: it is not told, not co
 blocks are freed only when that step has run too.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
-from bulletserve.core.correction import NO_ERRORS, Correction
-from bulletserve.core.events import Aborted, Arrived, CacheReset, Event, Output, Status, StepDone, Stop
+from bulletserve.core.correction import Correction
+from bulletserve.core.events import Aborted, Arrived, CacheReset, Event, Masked, Output, StepDone, Stop
 from bulletserve.core.launch import Launch, PromptPart, Seat
 from bulletserve.core.plan import DecodeStep, Lane, MixedStep, Plan, PrefillGroup, Start, lanes_of
+from bulletserve.core.ports import Guide
 from bulletserve.core.request import Finished, FinishReason, Request
 from bulletserve.core.slo import NO_DEADLINE_S
-from bulletserve.core.snapshot import Limits, Snapshot
+from bulletserve.core.snapshot import Limits
 from bulletserve.scheduler.answer_lengths import AnswerLengths
 from bulletserve.scheduler.decode_set import DecodeSet
-from bulletserve.scheduler.forecasts import prompt_s, queue_s
+from bulletserve.scheduler.forecasts import prompt_s
 from bulletserve.scheduler.job import Job, Phase
 from bulletserve.scheduler.kv_ledger import KvLedger
 from bulletserve.scheduler.lane_queue import LaneQueues
+from bulletserve.scheduler.masked_rows import MaskedRows
 from bulletserve.scheduler.ordering import Queue
 from bulletserve.scheduler.outbox import Outbox
 from bulletserve.scheduler.policy import Forecaster
@@ -28,7 +30,6 @@ from bulletserve.scheduler.prompt_set import PromptSet, TokenRanges, prompt_part
 from bulletserve.scheduler.queue_rules import FIRST_COME, QueueRules
 from bulletserve.scheduler.started_step import StartedStep
 from bulletserve.scheduler.step_watch import StepWatch
-from bulletserve.scheduler.victims import cheapest_victims, returning_blocks
 from bulletserve.telemetry.lanes import LaneTimes
 
 NAMING_STEPS = 64
@@ -39,7 +40,8 @@ class State:
     """Requests, seats and blocks of one engine. Owned by the loop's thread.
 
     `rules`: the policy's, for the queue. Without an `estimator` a target is lost when its deadline is past; with one,
-    each step that ends is compared with its forecast by `watch`, which makes `correction`.
+    each step that ends is compared with its forecast by `watch`, which makes `correction`. `guide` makes the masks of
+    requests with a grammar; without one they are refused.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class State:
         ledger: KvLedger,
         rules: QueueRules = FIRST_COME,
         estimator: Forecaster | None = None,
+        guide: Guide | None = None,
     ) -> None:
         self.limits = limits
         self.ledger = ledger
@@ -60,43 +63,54 @@ class State:
         self.hit_tokens = 0
         self.stopped = False
         self.fault = ""
-        self._queue = Queue(rules)
-        self._jobs: dict[int, Job] = {}
-        self._prompts = PromptSet()
-        self._decoding = DecodeSet(limits.block_size)
-        self._seats = list(range(limits.max_seqs - 1, -1, -1))
-        self._steps: dict[int, StartedStep] = {}
+        self.queue = Queue(rules)
+        self.jobs: dict[int, Job] = {}
+        self.prompts = PromptSet()
+        self.decoding = DecodeSet(limits.block_size)
+        self._masked = MaskedRows(guide)
+        self.seats = list(range(limits.max_seqs - 1, -1, -1))
+        self.steps: dict[int, StartedStep] = {}
         self._next_step = 0
         self._last_rows_step = -1
-        self._lane_queues = LaneQueues(limits)
+        self.lane_queues = LaneQueues(limits)
         self._outbox = Outbox()
-        self._lengths = AnswerLengths()
+        self.lengths = AnswerLengths()
 
     @property
     def is_idle(self) -> bool:
         """No open request and no step under way."""
-        return not self._jobs and not self._steps
+        return not self.jobs and not self.steps
 
     @property
     def lying(self) -> int:
-        """Open requests while no step is under way, 0 while one is."""
-        return 0 if self._steps else len(self._jobs)
+        """Open requests while no step is under way, but for those that wait for the guide; 0 while one is."""
+        return 0 if self.steps else len(self.jobs) - self._masked.owed
 
     @property
     def lanes_are_full(self) -> bool:
         """No lane takes another step before one of its own has ended."""
-        return self._lane_queues.are_full
+        return self.lane_queues.are_full
+
+    @property
+    def waits_for_masks(self) -> bool:
+        """A mask that is being made may still be in time for the next decode step, and no lane idles for it."""
+        if not (self._masked.owed_rows and self.lane_queues.states[Lane.DECODE].steps):
+            return False
+        prefill_may_idle = not (self.queue or self.prompts.entries or self.prompts.progress)
+        return prefill_may_idle or bool(self.lane_queues.states[Lane.PREFILL].steps)
 
     def apply(self, event: Event, now_s: float) -> None:
         """Take in one event."""
         match event:
             case StepDone():
                 self._step_done(event, now_s)
+            case Masked():
+                self._mask_made(event, now_s)
             case Arrived(request):
                 self._arrive(Job(request))
             case Aborted(request_id):
-                if request_id in self._jobs:
-                    self._end(self._jobs[request_id], FinishReason.ABORT)
+                if request_id in self.jobs:
+                    self._end(self.jobs[request_id], FinishReason.ABORT)
             case CacheReset():
                 self.ledger.forget_prefixes()
             case Stop():
@@ -104,47 +118,67 @@ class State:
 
     def end_all(self, reason: FinishReason, message: str, unheard: Iterable[Request] = ()) -> None:
         """Answer every open request and those not taken in yet, however broken the rest of the state is."""
-        for request_id in (*self._jobs, *(request.id for request in unheard)):
+        for job in self.jobs.values():
+            if job.masked:
+                self._masked.forget(job)
+        for request_id in (*self.jobs, *(request.id for request in unheard)):
             self._outbox.finished.append(Finished(request_id, reason, None, message))
-        self._jobs.clear()
+        self.jobs.clear()
 
     def fail_all(self, message: str) -> None:
         """End every open request with an error, and go on."""
-        for job in tuple(self._jobs.values()):
+        for job in tuple(self.jobs.values()):
             self._end(job, FinishReason.ERROR, message=message)
 
     def _arrive(self, job: Job) -> None:
         """Into the queue; what could never end, even alone, is refused: it would block all behind it."""
-        self._jobs[job.id] = job
-        self._enqueue(job)
-        if problem := job.never_ends(self.limits):
+        self.jobs[job.id] = job
+        if problem := job.never_ends(self.limits) or self._masked.problem(job):
             self._end(job, FinishReason.REFUSED, message=problem)
+        elif job.masked:
+            self._masked.begin(job)
+        else:
+            self._enqueue(job)
 
     def _enqueue(self, job: Job) -> None:
         promised = job.deadline_s < NO_DEADLINE_S  # else there is nothing to lose, and nothing to forecast
         seconds = prompt_s(self.estimator, self.limits, self.correction, job.target) if promised else 0.0
-        self._queue.add(job.waiting_entry(self.limits.block_size, seconds))
+        self.queue.add(job.waiting_entry(self.limits.block_size, seconds))
+
+    def _mask_made(self, made: Masked, now_s: float) -> None:
+        job = self._masked.take(made)
+        if job is None:
+            return
+        if made.error:
+            self._end(job, FinishReason.ERROR if job.speaking else FinishReason.REFUSED, message=made.error)
+        elif made.over:
+            self._end(job, FinishReason.STOP)
+        elif job.phase is Phase.WAITING:
+            self._enqueue(job)
+        else:
+            self.decoding.join(job, now_s)
+            self._masked.riding[job.id] = job
 
     def _step_done(self, done: StepDone, now_s: float) -> None:
-        step = self._steps.pop(done.step_id)
+        step = self.steps.pop(done.step_id)
         lanes, began_s, ended_s = lanes_of(step.launch.step), done.started_s, done.finished_s
         lane = lanes[0]
-        ran = self._lane_queues.states[lane].steps[0]
-        self._lane_queues.end(done.step_id, lanes, ended_s)
+        ran = self.lane_queues.states[lane].steps[0]
+        self.lane_queues.end(done.step_id, lanes, ended_s)
         if self.watch is not None and not done.error:
-            beside = self._lane_queues.states[Lane.PREFILL if lane is Lane.DECODE else Lane.DECODE].steps
+            beside = self.lane_queues.states[Lane.PREFILL if lane is Lane.DECODE else Lane.DECODE].steps
             self.watch.ended(lane, ran.shape, ran.sms, began_s, ended_s, beside[0] if beside else None)
             self.correction = self.watch.correction
-        self.lanes.observe(lane, began_s, ended_s, bool(step.launch.rows))
+        self.lanes.observe(lane, began_s, ended_s, bool(step.launch.rows), ran.sms)
         if done.error:
             self._step_failed(step, done)
         else:
             for job, tokens in step.settles:
                 self._settle(job, tokens)
-            self._take_tokens(step, done.tokens, now_s)
+            self._take_tokens(step, done, now_s)
         for job in step.leaving:
             self._vacate(job)
-        if not (self._decoding or any(step.launch.rows for step in self._steps.values())):
+        if not (self.decoding or self._masked.owed_rows or any(step.launch.rows for step in self.steps.values())):
             self.lanes.pause()
 
     def _step_failed(self, step: StartedStep, done: StepDone) -> None:
@@ -154,14 +188,14 @@ class State:
         for job in (*step.batch, *step.drawn):
             self._end(job, FinishReason.ERROR, message=done.error)
 
-    def _take_tokens(self, step: StartedStep, tokens: Sequence[int], now_s: float) -> None:
+    def _take_tokens(self, step: StartedStep, done: StepDone, now_s: float) -> None:
         """One pass over the rows of a step, then those for whom it was more than one more token."""
         stopped: list[tuple[Job, int]] = []
-        for job, token in zip(step.drawn, tokens, strict=True):
+        for job, token in zip(step.drawn, done.tokens, strict=True):
             job.tokens.append(token)
             if token in job.stop_ids:
                 stopped.append((job, token))
-        self._outbox.tell(step.drawn_ids, tokens, step.void)
+        self._outbox.tell(step, done)
         for job in step.firsts:
             self._speak(job, step.started_s, now_s)
         for job, token in stopped:
@@ -172,9 +206,13 @@ class State:
             self._end(job, FinishReason.LENGTH)
         for job in step.firsts:
             if job.phase is Phase.PREFILLING:
-                self._prompts.drawn(job)
-                self._decoding.join(job, now_s)
-        for job in self._decoding.next_in_turn(NAMING_STEPS) if step.launch.rows else ():
+                self.prompts.drawn(job)
+                if not job.masked:
+                    self.decoding.join(job, now_s)
+        for job in step.masked:
+            if not job.ended:
+                self._masked.drawn(job)
+        for job in self.decoding.next_in_turn(NAMING_STEPS) if step.launch.rows else ():
             if job.speaking:
                 self._settle(job, len(job.tokens) - 1)
 
@@ -183,8 +221,8 @@ class State:
         job.speaking = True
         if job.first_token_s is None and not job.ended:
             job.first_token_s = now_s
-            if job in self._decoding:
-                self._decoding.spoke(job, started_s, now_s)
+            if job in self.decoding:
+                self.decoding.spoke(job, started_s, now_s)
             self._outbox.firsts.append((job.id, min(job.cached, job.prompt_tokens)))
 
     def _settle(self, job: Job, tokens: int) -> None:
@@ -206,39 +244,42 @@ class State:
         if not job.ended:
             job.ended = True
             self._outbox.finished.append(Finished(job.id, reason, stop_id, message, retry_after_s))
-            del self._jobs[job.id]
+            del self.jobs[job.id]
+            if job.masked:
+                self._masked.forget(job)
             if reason in (FinishReason.STOP, FinishReason.LENGTH):
-                self._lengths.add(len(job.tokens) - job.prompt_tokens)
+                self.lengths.add(len(job.tokens) - job.prompt_tokens)
             self._withdraw(job)
-            if job.last_step in self._steps:
-                for step in self._steps.values():
+            if job.last_step in self.steps:
+                for step in self.steps.values():
                     step.void.add(job.id)
 
     def _withdraw(self, job: Job) -> None:
         """Take a job out of all that is planned from; it vacates once no started step can touch its blocks."""
         match job.phase:
             case Phase.WAITING:
-                self._queue.discard(job.id)
+                self.queue.discard(job.id)
                 return
             case Phase.LEAVING:
                 return
             case Phase.ADMITTED | Phase.PREFILLING:
-                self._prompts.leave(job)
-            case Phase.DECODING if job in self._decoding:
+                self.prompts.leave(job)
+            case Phase.DECODING if job in self.decoding:
                 self._leave_rows(job)
         job.phase = Phase.LEAVING
-        if job not in self._prompts.batch:
+        if job not in self.prompts.batch:
             self._let_go(job)
-        elif all(member.ended for member in self._prompts.batch):
-            for member in self._prompts.drop():
+        elif all(member.ended for member in self.prompts.batch):
+            for member in self.prompts.drop():
                 self._let_go(member)
 
     def _leave_rows(self, job: Job) -> None:
-        self._decoding.leave(job)
+        self.decoding.leave(job)
+        self._masked.riding.pop(job.id, None)
         job.last_step = max(job.last_step, self._last_rows_step)
 
     def _let_go(self, job: Job) -> None:
-        step = self._steps.get(job.last_step)
+        step = self.steps.get(job.last_step)
         if step is None:
             self._vacate(job)
         else:
@@ -248,7 +289,7 @@ class State:
         if job.speaking:
             self._settle(job, len(job.tokens) - 1)
         self.ledger.release(job.id)
-        self._seats.append(job.seat)
+        self.seats.append(job.seat)
         job.leave_seat()
         if not job.ended:
             self._enqueue(job)
@@ -256,25 +297,25 @@ class State:
     def carry_out(self, plan: Plan, now_s: float, start: Callable[[Launch], None]) -> None:
         """Do what a checked plan says; `start` receives each launch."""
         for refusal in plan.refuse:
-            job, retry_s = self._jobs[refusal.request_id], refusal.retry_after_s
+            job, retry_s = self.jobs[refusal.request_id], refusal.retry_after_s
             self._end(job, FinishReason.REFUSED, message=refusal.reason, retry_after_s=retry_s)
         for request_id in plan.preempt:
             self.preemptions += 1
-            self._withdraw(self._jobs[request_id])
+            self._withdraw(self.jobs[request_id])
         for request_id in plan.admit:
-            self._admit(self._jobs[request_id])
+            self._admit(self.jobs[request_id])
         for step in plan.starts:
             start(self._launch(step, now_s))
 
     def _admit(self, job: Job) -> None:
         block_size = self.limits.block_size
-        self._queue.remove(job.id)
+        self.queue.remove(job.id)
         names = job.findable_names(block_size) if self.ledger.caching else []
         self.queried_tokens += job.target if self.ledger.caching else 0
         hits = self.ledger.allocate(job.id, self.ledger.blocks_for(job.target), names)
         self.hit_tokens += hits * block_size
-        job.take_seat(self._seats.pop(), hits * block_size)
-        self._prompts.admit(job)
+        job.take_seat(self.seats.pop(), hits * block_size)
+        self.prompts.admit(job)
 
     def _launch(self, start: Start, now_s: float) -> Launch:
         """Project the step: rows first, because requests whose prompt ends here join the step after it."""
@@ -284,43 +325,47 @@ class State:
         blocks: list[tuple[int, int]] = []
         rows: tuple[int, ...] = ()
         context_tokens = 0
-        if not isinstance(start, PrefillGroup) and self._decoding:
-            rows = self._decoding.rows
-            context_tokens = self._decoding.tokens + len(rows)
+        if not isinstance(start, PrefillGroup) and self.decoding:
+            rows = self.decoding.rows
+            context_tokens = self.decoding.tokens + len(rows)
             blocks = self._project_rows(step)
         if not isinstance(start, DecodeStep):
             layers = (0, self.limits.num_layers) if isinstance(start, MixedStep) else start.layer_range
             if layers[0] == 0:
                 seats = self._open_batch(start.requests)
-            step.batch = self._prompts.batch
+            step.batch = self.prompts.batch
             for job in step.batch:
                 job.last_step = self._next_step
             parts = prompt_parts(step.batch, start.token_ranges)
             if layers[1] == self.limits.num_layers:
                 self._close_batch(step, start.token_ranges, now_s, join=isinstance(start, MixedStep))
             else:
-                self._prompts.advance(start.requests, start.token_ranges, layers[1])
-        step.launch = Launch(self._next_step, start, seats, tuple(blocks), parts, rows)
-        self._steps[self._next_step] = step
-        self._lane_queues.start(self._next_step, start, len(step.firsts), len(rows), context_tokens, now_s)
+                self.prompts.advance(start.requests, start.token_ranges, layers[1])
+        masks = tuple([(job.seat, job.mask) for job in step.masked])
+        step.launch = Launch(self._next_step, start, seats, tuple(blocks), parts, rows, masks)
+        self.steps[self._next_step] = step
+        self.lane_queues.start(self._next_step, start, len(step.firsts), len(rows), context_tokens, now_s)
         self._next_step += 1
         return step.launch
 
     def _project_rows(self, step: StartedStep) -> list[tuple[int, int]]:
-        step.drawn, step.drawn_ids = self._decoding.jobs, self._decoding.ids
-        due = self._decoding.due
+        step.drawn, step.drawn_ids = self.decoding.jobs, self.decoding.ids
+        due = self.decoding.due
         blocks = self.ledger.extend([job.id for job in due])
         appended = [(job.seat, block) for job, block in zip(due, blocks, strict=True)]
         self._last_rows_step = self._next_step
-        step.lasts.extend(self._decoding.step())
+        step.masked = list(self._masked.riding.values())
+        step.lasts.extend(self.decoding.step())
         for job in step.lasts:
+            self._leave_rows(job)
+        for job in tuple(self._masked.riding.values()):
             self._leave_rows(job)
         return appended
 
     def _open_batch(self, requests: tuple[int, ...]) -> tuple[Seat, ...]:
-        self._prompts.open(tuple(self._jobs[request_id] for request_id in requests))
+        self.prompts.open(tuple(self.jobs[request_id] for request_id in requests))
         seats: list[Seat] = []
-        for job in self._prompts.batch:
+        for job in self.prompts.batch:
             if not job.seated:
                 job.seated = True
                 seats.append(job.seat_card(self.ledger.held(job.id)))
@@ -329,72 +374,21 @@ class State:
     def _close_batch(self, step: StartedStep, ranges: TokenRanges, now_s: float, *, join: bool) -> None:
         """The batch's last layer is started; `join`: finished prompts decode from the next step on."""
         step.settles = tuple((job, end) for job, (_, end) in zip(step.batch, ranges, strict=True))
-        finished, ended = self._prompts.close(ranges)
+        finished, ended = self.prompts.close(ranges)
         step.firsts = tuple(finished)
         step.drawn = (*finished, *step.drawn)
         step.drawn_ids = (*[job.id for job in finished], *step.drawn_ids)
         step.leaving.extend(ended)
         step.void.update([job.id for job in ended])
         for job in finished:
+            if job.masked:
+                step.masked.append(job)
             if job.is_full:
                 step.lasts.append(job)
-            elif join and not job.ended:
-                self._prompts.drawn(job)
-                self._decoding.join(job, now_s)
-
-    def snapshot(self, now_s: float) -> Snapshot:
-        """The projected state, frozen."""
-        needed = self._decoding.blocks_needed
-        short = needed > self.ledger.free_blocks
-        self._queue.divide(now_s)
-        waiting, late = self._queue.in_time, self._queue.late
-        return Snapshot(
-            now_s=now_s,
-            limits=self.limits,
-            waiting=waiting.head(),
-            waiting_total=len(waiting),
-            waiting_tokens=waiting.tokens,
-            late=late.head(),
-            late_total=len(late),
-            admitted=self._prompts.entries,
-            prefill=self._prompts.progress,
-            prefilling_rows=self._prompts.drawing,
-            decode_rows=len(self._decoding),
-            decode_tokens=self._decoding.tokens,
-            decode_classes=self._decoding.loads(now_s),
-            decode_blocks_needed=needed,
-            victims=cheapest_victims(self._decoding, self._prompts.admitted, self.ledger) if short else (),
-            free_blocks=self.ledger.free_blocks,
-            returning_blocks=returning_blocks(self._steps.values(), self._decoding, self.ledger) if short else 0,
-            free_seats=len(self._seats),
-            prefill_lane=self._lane_queues.states[Lane.PREFILL],
-            decode_lane=self._lane_queues.states[Lane.DECODE],
-            correction=self.correction,
-            answer_tokens=self._lengths.short_tokens,
-        )
+            elif join and not (job.ended or job.masked):
+                self.prompts.drawn(job)
+                self.decoding.join(job, now_s)
 
     def take_output(self, now_s: float) -> Output | None:
         """What happened since the last call, for the requests' owners; None if nothing did."""
         return self._outbox.take(now_s)
-
-    def status(self, now_s: float, turns: int) -> Status:
-        """How the engine is doing."""
-        return Status(
-            now_s=now_s,
-            running=len(self._jobs) - len(self._queue),
-            waiting=len(self._queue),
-            used_blocks=self.ledger.used_blocks,
-            total_blocks=self.ledger.total_blocks,
-            oldest_step_s=max((now_s - step.started_s for step in self._steps.values()), default=0.0),
-            prefill_sms=self._lane_queues.states[Lane.PREFILL].sms,
-            decode_sms=self._lane_queues.states[Lane.DECODE].sms,
-            preemptions=self.preemptions,
-            prefix_queried_tokens=self.queried_tokens,
-            prefix_hit_tokens=self.hit_tokens,
-            turns=turns,
-            both_lanes_s=self.lanes.both_busy_s,
-            longest_gap_s=self.lanes.longest_gap_s(now_s),
-            queue_s=queue_s(self.estimator, self.limits, self.correction, self._queue.tokens),
-            correction=self.correction,
-            forecast_errors=self.watch.errors if self.watch else NO_ERRORS,
-        )

@@ -16,6 +16,8 @@ from bulletserve.server.answers import DONE, AnswerHead, Events, document
 from bulletserve.server.calls import Call, Prompt
 from bulletserve.server.http_errors import error_object, error_response
 from bulletserve.server.open_requests import OpenRequests
+from bulletserve.server.request_facts import facts_of
+from bulletserve.server.tool_answers import ToolEvents
 
 _EVENT_STREAM = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -64,10 +66,12 @@ class Answering(Response):
                 await Response(content, media_type="application/json")(scope, receive, send)
         finally:
             watcher.cancel()
+            facts_of(scope).answered(call)
             self._open_requests.close(call)
 
     async def _send_events(self, call: Call, send: Send) -> None:
-        events = Events(
+        kind = ToolEvents if any(prompt.make_reader for prompt in self._prompts) else Events
+        events = kind(
             self._head,
             call.answers,
             include_usage=self._include_usage,

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii
 
 from bulletserve.server.calls import Answer, Delta
+from bulletserve.server.token_log import ToldToken
+from bulletserve.server.tool_message import finish_reason, message
 
 DONE = b"data: [DONE]\n\n"
 
@@ -33,9 +35,9 @@ class AnswerHead:
 def usage(answers: Sequence[Answer]) -> dict[str, object]:
     """The tokens of these answers, each prompt counted once."""
     return _usage(
-        sum(answer.prompt_tokens for answer in answers),
+        sum(answer.prompt_tokens for answer in answers if not answer.prompt.copy),
         sum(answer.tokens for answer in answers),
-        sum(answer.cached_tokens for answer in answers),
+        sum(answer.cached_tokens for answer in answers if not answer.prompt.copy),
     )
 
 
@@ -44,20 +46,32 @@ def document(head: AnswerHead, answers: Sequence[Answer]) -> bytes:
     choices = []
     for answer in answers:
         assert answer.end is not None
-        text: dict[str, object] = (
-            {"message": {"role": "assistant", "content": answer.text}} if head.chat else {"text": answer.text}
-        )
+        said = message(answer)
+        calls = len(said.get("tool_calls", ()))
+        text: dict[str, object] = {"message": said} if head.chat else {"text": answer.text}
         choices.append(
             {
                 "index": answer.choice,
                 **text,
-                "logprobs": None,
-                "finish_reason": answer.end.finish_reason,
+                "logprobs": _logprobs(answer, answer.told),
+                "finish_reason": finish_reason(answer.end, calls),
                 "stop_reason": answer.end.stop_reason,
+                **({} if head.chat else _prompt_logprobs(answer)),
             }
         )
-    whole = {**head.fields(chunk=False), "choices": choices, "usage": usage(answers)}
+    of_prompt = _prompt_logprobs(answers[0]) if head.chat else {}
+    whole = {**head.fields(chunk=False), "choices": choices, "usage": usage(answers), **of_prompt}
     return json.dumps(whole, separators=(",", ":")).encode()
+
+
+def _logprobs(answer: Answer, told: Sequence[ToldToken] | None) -> dict[str, object] | None:
+    extras = answer.prompt.extras
+    return None if extras is None or extras.log is None or told is None else extras.logprobs(told)
+
+
+def _prompt_logprobs(answer: Answer) -> dict[str, object]:
+    extras = answer.prompt.extras
+    return {"prompt_logprobs": extras.prompt_logprobs()} if extras is not None and extras.tells_prompt else {}
 
 
 class Events:
@@ -88,9 +102,13 @@ class Events:
         if self._silent[delta.choice]:
             self._silent[delta.choice] = False
             before = before.replace('"delta":{', '"delta":{"role":"assistant",')
-        if delta.end is None and not self._continuous_usage:
+        if delta.end is None and delta.told is None and not self._continuous_usage:
             return f"{before}{text}{self._after}".encode()
-        return f"{before}{text}{self._tail(delta)}".encode()
+        tail = self._tail(delta)
+        if delta.told is not None:
+            told = json.dumps(_logprobs(self._answers[delta.choice], delta.told), separators=(",", ":"))
+            tail = tail.replace('"logprobs":null', f'"logprobs":{told}', 1)
+        return f"{before}{text}{tail}".encode()
 
     def last(self) -> bytes:
         """What comes after every choice has ended."""

@@ -4,29 +4,34 @@ Knows nothing about processes or listening sockets (`serve` does). Every answer 
 """
 
 import time
-import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from bulletserve.core.errors import BulletError, UnknownModel
+from bulletserve.core.errors import BulletError
 from bulletserve.formats.description import GenerationDefaults
+from bulletserve.server import openapi
 from bulletserve.server.answering import Answering
 from bulletserve.server.answers import AnswerHead
 from bulletserve.server.calls import Prompt
 from bulletserve.server.doorway import Doorway
 from bulletserve.server.http_errors import HttpError, error_response, on_error, plain_error
 from bulletserve.server.open_requests import OpenRequests
+from bulletserve.server.prompt_ids import PromptIds
 from bulletserve.server.prompts import PromptMaker
 from bulletserve.server.protocol import ChatBody, CommonBody, CompletionBody, parse_body
 from bulletserve.server.request_body import read_body
-from bulletserve.server.settings import ServerSettings
+from bulletserve.server.request_facts import Watcher, facts_of
+from bulletserve.server.settings import ServerSettings, served_name
 from bulletserve.server.slo_fields import slo_classes
 from bulletserve.server.text_codec import TextCodec
+from bulletserve.server.text_endpoints import TextEndpoints
+from bulletserve.server.tool_calls import FORMATS
 from bulletserve.telemetry.metrics import CONTENT_TYPE
 from bulletserve.version import __version__
 
@@ -36,24 +41,40 @@ def create_app(
     codec: TextCodec,
     settings: ServerSettings,
     defaults: GenerationDefaults = GenerationDefaults(),  # noqa: B008 (frozen)
+    watchers: Sequence[Watcher] = (),
 ) -> FastAPI:
     """The application over one engine. It listens to the engine from its start-up on.
 
-    `defaults` are the checkpoint's sampling values for requests that set none.
+    `defaults` are the checkpoint's sampling values for requests that set none; `watchers` are told of each request.
     """
+    ids = PromptIds(codec, request_templates=settings.request_templates)
     prompts = PromptMaker(
-        codec, open_requests, defaults=defaults, classes=slo_classes(settings.slo, settings.slo_classes)
+        codec,
+        open_requests,
+        ids,
+        defaults=defaults,
+        classes=slo_classes(settings.slo, settings.slo_classes),
+        call_reader=None if settings.tool_call_parser is None else FORMATS[settings.tool_call_parser],
     )
     endpoints = _Endpoints(open_requests, prompts, settings)
+    texts = TextEndpoints(ids, codec, open_requests, settings)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         open_requests.start()
         yield
-        prompts.close()
+        ids.close()
 
     app = FastAPI(title="Bullet", version=__version__, lifespan=lifespan, redirect_slashes=False, openapi_url=None)
-    app.add_middleware(Doorway, api_keys=settings.api_keys)
+    app.add_middleware(Doorway, api_keys=settings.api_keys, root_path=settings.root_path, watchers=watchers)
+    if settings.allowed_origins:  # outside of the doorway: a browser's first question brings no key
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.allowed_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
     app.add_exception_handler(BulletError, on_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(Exception, on_error)
@@ -65,7 +86,15 @@ def create_app(
         "/health": ("GET", endpoints.health),
         "/ping": ("GET", endpoints.ping),
         "/version": ("GET", endpoints.version),
+        "/tokenize": ("POST", texts.tokenize),
+        "/detokenize": ("POST", texts.detokenize),
+        "/reset_prefix_cache": ("POST", endpoints.reset_prefix_cache),
+        "/flush_cache": ("POST", endpoints.reset_prefix_cache),
         "/metrics": ("GET", endpoints.metrics),
+        "/openapi.json": (
+            "GET",
+            openapi.endpoint({"/v1/chat/completions": ChatBody, "/v1/completions": CompletionBody}),
+        ),
     }
     for path, (method, handler) in routes.items():
         app.add_route(path, handler, methods=[method])
@@ -85,13 +114,13 @@ class _Endpoints:
         """POST /v1/chat/completions"""
         body = parse_body(ChatBody, await self._body(request))
         model = self._model(body.model)
-        return self._answer(body, await self._prompts.chat(body), model, chat=True)
+        return self._answer(request, body, await self._prompts.chat(body), model, chat=True)
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions"""
         body = parse_body(CompletionBody, await self._body(request))
         model = self._model(body.model)
-        return self._answer(body, await self._prompts.completion(body), model, chat=False)
+        return self._answer(request, body, await self._prompts.completion(body), model, chat=False)
 
     async def models(self, _: Request) -> Response:
         """GET /v1/models"""
@@ -120,19 +149,18 @@ class _Endpoints:
         """GET /metrics"""
         return Response(self._open_requests.metrics.text(), headers={"content-type": CONTENT_TYPE})
 
+    async def reset_prefix_cache(self, _: Request) -> Response:
+        """POST /reset_prefix_cache: forget every cached prefix. Off by default: it would slow down everybody else."""
+        if not self._settings.cache_reset:
+            raise HttpError(403, "the prefix cache is emptied by bullet serve --enable-cache-reset only")
+        self._open_requests.reset_cache()
+        return JSONResponse({"success": True})
+
     async def _body(self, request: Request) -> bytes:
-        settings = self._settings
-        return await read_body(request, limit_bytes=settings.body_limit_bytes, timeout_s=settings.body_timeout_s)
+        return await read_body(request, self._settings)
 
     def _model(self, name: str | None) -> str:
-        served = self._settings.served_names
-        if name is None:
-            return served[0]
-        if name not in served:
-            raise UnknownModel(
-                f"the model {name[:100]!r} is not served here; served: {', '.join(served)}", param="model"
-            )
-        return name
+        return served_name(name, self._settings.served_names)
 
     def _card(self, name: str) -> dict[str, object]:
         return {
@@ -144,13 +172,17 @@ class _Endpoints:
             "max_model_len": self._open_requests.info.max_model_len,
         }
 
-    def _answer(self, body: CommonBody, prompts: list[Prompt], model: str, *, chat: bool) -> Response:
+    def _answer(self, request: Request, body: CommonBody, prompts: list[Prompt], model: str, *, chat: bool) -> Response:
+        facts = facts_of(request.scope)
+        facts.model = model
+        if body.request_id is not None and not facts.is_named:  # a header says it louder
+            facts.request_id = body.request_id
         prefix = "chatcmpl-" if chat else "cmpl-"
         options = body.stream_options
         return Answering(
             self._open_requests,
             prompts,
-            AnswerHead(prefix + uuid.uuid4().hex, int(time.time()), model, chat),
+            AnswerHead(prefix + facts.request_id, int(time.time()), model, chat),
             stream=bool(body.stream),
             include_usage=bool(options and options.include_usage),
             continuous_usage=bool(options and options.continuous_usage_stats),

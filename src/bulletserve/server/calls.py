@@ -10,7 +10,10 @@ from typing import NamedTuple
 
 from bulletserve.core.errors import BulletError
 from bulletserve.core.request import Request
+from bulletserve.server.answer_extras import AnswerExtras
 from bulletserve.server.detokenizer import Detokenizer
+from bulletserve.server.token_log import ToldToken
+from bulletserve.server.tool_calls import MakeReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +21,16 @@ class Prompt:
     """One prompt with all that answering it takes.
 
     `named_stop_ids` are the stop tokens that the client named: they are told back as `stop_reason`, the model's own
-    end tokens are not.
+    end tokens are not. `copy`: of several answers to the same prompt, which this is.
+    `make_reader`: what finds tool calls in the answer, None where there can be none.
     """
 
     request: Request
     detokenizer: Detokenizer
     named_stop_ids: frozenset[int] = frozenset()
+    extras: AnswerExtras | None = None
+    copy: int = 0
+    make_reader: MakeReader | None = None
 
 
 class End(NamedTuple):
@@ -34,18 +41,32 @@ class End(NamedTuple):
 
 
 class Delta(NamedTuple):
-    """Text that the answer to prompt number `choice` gained, its tokens so far, and its end if this is the last."""
+    """Text that answer number `choice` gained, its tokens so far, its end if this is the last, and what is told of
+    the tokens of the text."""
 
     choice: int
     text: str
     tokens: int
     end: End | None
+    told: list[ToldToken] | None = None
 
 
 class Answer:
     """The answer to one prompt. `tokens` counts all that were generated, shown or not."""
 
-    __slots__ = ("cached_tokens", "call", "choice", "end", "last_token_s", "parts", "prompt", "tokens")
+    __slots__ = (
+        "admitted_s",
+        "cached_tokens",
+        "call",
+        "choice",
+        "end",
+        "first_token_s",
+        "last_token_s",
+        "parts",
+        "prompt",
+        "tokens",
+        "told",
+    )
 
     def __init__(self, prompt: Prompt, call: "Call", choice: int) -> None:
         self.prompt = prompt
@@ -53,8 +74,11 @@ class Answer:
         self.choice = choice
         self.tokens = 0
         self.cached_tokens = 0
+        self.admitted_s = 0.0
+        self.first_token_s = 0.0
         self.last_token_s = 0.0
         self.parts: list[str] = []
+        self.told: list[ToldToken] = []
         self.end: End | None = None
 
     @property
@@ -108,23 +132,33 @@ class Call:
 
     def add(self, answer: Answer, text: str) -> None:
         """`answer` gained `text`."""
+        told = None
+        if answer.prompt.extras is not None:
+            text, told = answer.prompt.extras.shown(text, last=False, cut=False)
         if self.streaming:
-            self._deltas.append(Delta(answer.choice, text, answer.tokens, None))
+            self._deltas.append(Delta(answer.choice, text, answer.tokens, None, told))
             self.wake()
         else:
             answer.parts.append(text)
+            answer.told += told or ()
 
     def finish(self, answer: Answer, text: str, end: End) -> None:
         """`answer` gained `text`, its last; the end rides on the last delta where that has not been taken yet."""
         answer.end = end
         self.unfinished -= 1
+        told = None
+        if answer.prompt.extras is not None:
+            cut = isinstance(end.stop_reason, str)
+            text, told = answer.prompt.extras.shown(text, last=True, cut=cut)
         if not self.streaming:
             answer.parts.append(text)
+            answer.told += told or ()
         elif self._deltas and self._deltas[-1].choice == answer.choice:
             last = self._deltas.pop()
-            self._deltas.append(Delta(answer.choice, last.text + text, answer.tokens, end))
+            told = None if told is None else [*(last.told or ()), *told]
+            self._deltas.append(Delta(answer.choice, last.text + text, answer.tokens, end, told))
         else:
-            self._deltas.append(Delta(answer.choice, text, answer.tokens, end))
+            self._deltas.append(Delta(answer.choice, text, answer.tokens, end, told))
         if self.streaming or self.done:
             self.wake()
 

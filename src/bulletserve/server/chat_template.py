@@ -40,10 +40,13 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
         """The text of a chat; `variables` are what the request adds (`chat_template_kwargs`).
 
+        `continue_final_message`: it ends with the content of the last message, so that the answer continues that.
         Raises `InvalidRequest` with the template's own message if it refuses these messages.
         """
         taken = _OURS.intersection(variables or ())
@@ -56,14 +59,30 @@ class ChatTemplate:
             **(variables or {}),
             "messages": messages,
             "add_generation_prompt": add_generation_prompt,
-            "tools": None,
+            "tools": list(tools) or None,
             "documents": None,
         }
         try:
-            return self._template.render(values)
+            text = self._template.render(values)
+            return _up_to_content(text, messages[-1]) if continue_final_message else text
+        except InvalidRequest:
+            raise
         except Exception as error:  # templates index, add and call whatever the messages hold: all of it may fail
             reason = str(error)[:_SHOWN_CHARACTERS]
             raise InvalidRequest(f"the chat template refused the messages: {reason}", param="messages") from None
+
+
+def _up_to_content(text: str, message: Mapping[str, Any]) -> str:
+    """`text` up to the end of what the template made of the last message's content, which it may have stripped."""
+    content = message["content"]
+    for shown in (content, content.rstrip(), content.strip()):
+        place = text.rfind(shown)
+        if shown and place >= 0:
+            return text[: place + len(shown)]
+    raise InvalidRequest(
+        "continue_final_message: the chat template does not show the content of the last message",
+        param="continue_final_message",
+    )
 
 
 class _Generation(Extension):

@@ -4,6 +4,7 @@ Knows nothing about templates or tokens. By hand, because a prompt may be any of
 long: the first wrong item ends the check, and no list of errors is ever built.
 """
 
+import json
 from typing import Any, TypeAlias
 
 from bulletserve.core.errors import InvalidRequest
@@ -34,7 +35,8 @@ def prompt_list(prompt: Json) -> list[str | list[int]]:
 
 
 def message_list(messages: Json) -> list[dict[str, Json]]:
-    """The messages of a chat, each content as one string; other fields are left to the template.
+    """The messages of a chat, each content as one string and the arguments of calls as values; other fields are
+    left to the template.
 
     Text parts are joined by line breaks, as vLLM does. Raises `InvalidRequest` naming the first bad message.
     """
@@ -55,7 +57,7 @@ def _message(message: Json, where: str) -> dict[str, Json]:
         content = ""
     elif not isinstance(content, str):
         raise InvalidRequest(f"{where}.content must be a string or a list of text parts", param="messages")
-    return {**message, "content": content}
+    return _read_arguments({**message, "content": content}, where)
 
 
 def _text_part(part: Json, where: str) -> str:
@@ -65,3 +67,29 @@ def _text_part(part: Json, where: str) -> str:
         )
     text: str = part["text"]
     return text
+
+
+def _read_arguments(message: dict[str, Json], where: str) -> dict[str, Json]:
+    """An assistant's message with the arguments of its calls as values: clients send JSON text, templates print it.
+
+    Raises `InvalidRequest`.
+    """
+    calls = message.get("tool_calls")
+    if calls is None:
+        return message
+    if not isinstance(calls, list):
+        raise InvalidRequest(f"{where}.tool_calls must be a list", param="messages")
+    return {**message, "tool_calls": [_read_call(call, f"{where}.tool_calls[{n}]") for n, call in enumerate(calls)]}
+
+
+def _read_call(call: Json, where: str) -> dict[str, Json]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise InvalidRequest(f"{where}.function must have a name and arguments", param="messages")
+    arguments = function.get("arguments") or "{}"
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            raise InvalidRequest(f"{where}.function.arguments must be JSON text", param="messages") from None
+    return {**call, "function": {**function, "arguments": arguments}}

@@ -6,15 +6,16 @@ engine dies; what nobody waits for is aborted; and more requests than may wait a
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from bulletserve.core.engine_info import EngineInfo
 from bulletserve.core.errors import BulletError, EngineDied, EngineError, InvalidRequest, Overloaded, RequestError
 from bulletserve.core.events import Output, Status
 from bulletserve.core.request import Finished, FinishReason
+from bulletserve.core.token_rules import TokenLogprobs
 from bulletserve.server.calls import Answer, Call, End, Prompt
 from bulletserve.telemetry.end_rate import EndRate
-from bulletserve.telemetry.metrics import Metrics
+from bulletserve.telemetry.metrics import AnswerTimes, Metrics
 from bulletserve.transport.front_end import FrontEnd
 from bulletserve.transport.messages import Fatal, ToFront
 
@@ -46,7 +47,7 @@ class OpenRequests:
         status_limit_s: float = 10.0,
         step_limit_s: float = 60.0,
     ) -> None:
-        self.info = info
+        self.info = metrics.info = info
         self.metrics = metrics
         self._engine: FrontEnd | None = engine
         self._max_waiting = max_waiting
@@ -77,6 +78,7 @@ class OpenRequests:
         """Go on with a new engine process, which is ready; requests of the old one have failed."""
         self.engine_died("replaced by a new engine")
         self._engine, self.info, self._last_words = engine, info, ""
+        self.metrics.info = info
         self.start()
 
     def engine_died(self, message: str) -> None:
@@ -104,12 +106,14 @@ class OpenRequests:
             return "the server is shutting down"
         if self._engine is None:
             return f"the engine is gone: {self._last_words}"
+        status = self.metrics.status
         silent_s = time.monotonic() - self._heard_s
         if silent_s > self._status_limit_s:
             return f"the engine has said nothing for {silent_s:.0f} s"
-        status = self.metrics.status
         if status is not None and status.oldest_step_s > self._step_limit_s:
             return f"a step of the engine has been running for {status.oldest_step_s:.0f} s"
+        if status is not None and status.standing_s > self._status_limit_s:
+            return f"the engine has started nothing for {status.standing_s:.0f} s, though requests wait"
         return None
 
     def submit(self, prompts: Sequence[Prompt], *, streaming: bool) -> Call:
@@ -137,6 +141,12 @@ class OpenRequests:
             raise Overloaded(
                 f"{self._waiting} requests are waiting, at most {self._max_waiting} may", retry_after_s=self._queue_s()
             )
+
+    def reset_cache(self) -> None:
+        """Have every cached prefix forgotten. Raises `EngineDied`."""
+        if self._engine is None:
+            raise EngineDied(f"the engine is gone: {self._last_words}")
+        self._engine.reset_cache()
 
     def _queue_s(self) -> float:
         """When the queue as it stands will have been served, as fast as requests end; at first by the engine's
@@ -172,12 +182,18 @@ class OpenRequests:
         now_s, opened, gaps = time.monotonic(), self._open, self.metrics.token_gap_s
         stopped_by = {f.request_id: f.stop_id for f in output.finished if f.stop_id is not None}
         matched: list[int] = []
-        for request_id, cached_tokens in output.first_tokens:
+        for place, (request_id, cached_tokens) in enumerate(output.first_tokens):
             if request_id in opened:
                 opened[request_id].cached_tokens = cached_tokens
+                opened[request_id].admitted_s = output.admitted_s[place] if output.admitted_s else now_s
+        told = self._told(output) if output.logprobs or output.prompt_logprobs else {}
         for request_id, token in zip(output.request_ids, output.tokens, strict=True):
             answer = opened.get(request_id)
             if answer is None:  # the client left or a stop string matched, and the engine does not know yet
+                continue
+            extras = answer.prompt.extras
+            if extras is not None and extras.silent:
+                answer.last_token_s = now_s
                 continue
             answer.tokens += 1
             if answer.tokens == 1:
@@ -185,7 +201,9 @@ class OpenRequests:
             else:
                 gaps.observe(now_s - answer.last_token_s)
             answer.last_token_s = now_s
-            if stopped_by and stopped_by.get(request_id) == token:
+            if extras is not None:
+                extras.hear(token, next(told[request_id], None) if request_id in told else None)
+            if stopped_by and stopped_by.get(request_id) == token and not (extras is not None and extras.shows_stop):
                 continue  # it ends the answer and is no part of its text
             text = answer.prompt.detokenizer.push(token)
             if answer.prompt.detokenizer.matched is not None:
@@ -194,13 +212,27 @@ class OpenRequests:
             elif text:
                 answer.call.add(answer, text)
         self.metrics.generation_tokens += len(output.tokens)
+        if output.tokens:
+            self.metrics.turn_tokens.observe(len(output.tokens))
         for finished in output.finished:
             answer = opened.get(finished.request_id)
             if answer is not None:
                 self._finished(answer, finished)
         self._abort(matched)
 
+    def _told(self, output: Output) -> dict[int, Iterator[TokenLogprobs]]:
+        """What is told of the tokens of each request, in order; hands on at once what is told of prompts."""
+        for request_id, first, several in output.prompt_logprobs:
+            answer = self._open.get(request_id)
+            if answer is not None and answer.prompt.extras is not None:
+                answer.prompt.extras.hear_of_prompt(first, several)
+        told: dict[int, list[TokenLogprobs]] = {}
+        for request_id, one in output.logprobs:
+            told.setdefault(request_id, []).append(one)
+        return {request_id: iter(several) for request_id, several in told.items()}
+
     def _first_token(self, answer: Answer, now_s: float) -> None:
+        answer.first_token_s = now_s
         self._more_wait(-1)
         self.metrics.prompt_tokens += answer.prompt_tokens
         self.metrics.first_token_s.observe(now_s - answer.prompt.request.arrival_s)
@@ -211,6 +243,8 @@ class OpenRequests:
             text = answer.prompt.detokenizer.finish()
             matched = answer.prompt.detokenizer.matched
             end = End(finished.reason.value, stop_id) if matched is None else End("stop", matched)
+            if answer.prompt.extras is not None and answer.prompt.extras.silent:
+                end = End("length")
             self._finish(answer, text, end)
             return
         self._forget(answer, "abort" if finished.reason is FinishReason.ABORT else "error")
@@ -219,10 +253,14 @@ class OpenRequests:
     def _finish(self, answer: Answer, text: str, end: End) -> None:
         self._forget(answer, end.finish_reason)
         answer.call.finish(answer, text, end)
-        metrics, request = self.metrics, answer.prompt.request
-        metrics.whole_s.observe(answer.last_token_s - request.arrival_s)
-        metrics.request_prompt_tokens.observe(len(request.prompt_ids))
-        metrics.request_generation_tokens.observe(answer.tokens)
+        request = answer.prompt.request
+        self.metrics.answered(
+            request.slo,
+            AnswerTimes(request.arrival_s, answer.admitted_s, answer.first_token_s, answer.last_token_s),
+            prompt_tokens=len(request.prompt_ids),
+            tokens=answer.tokens,
+            max_tokens=request.max_tokens,
+        )
 
     def _forget(self, answer: Answer, reason: str) -> None:
         del self._open[answer.prompt.request.id]

@@ -1,119 +1,125 @@
 """From a checked body to prompts ready for the engine: text becomes ids, limits are enforced, defaults resolved.
 
-Knows nothing about sockets. Tokenising a long text takes milliseconds to seconds, so it goes to a few worker threads,
-where the tokenizers library works without the GIL; a short one costs less than the trip there.
+Knows nothing about sockets, nor how text is tokenised.
 """
 
-import asyncio
-import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from functools import partial
 
+from bulletserve.core.errors import InvalidRequest
 from bulletserve.core.request import SamplingParams
-from bulletserve.core.resolve import ModelLimits, context_too_long, resolve_request
+from bulletserve.core.resolve import ModelLimits, resolve_request
 from bulletserve.core.slo import Slo
 from bulletserve.formats.description import GenerationDefaults
+from bulletserve.server.answer_extras import AnswerExtras, Echo, echo_of
 from bulletserve.server.calls import Prompt
-from bulletserve.server.inputs import message_list, prompt_list
+from bulletserve.server.inputs import prompt_list
 from bulletserve.server.open_requests import OpenRequests
+from bulletserve.server.prompt_ids import PromptIds, shorten
 from bulletserve.server.protocol import ChatBody, CommonBody, CompletionBody, sampling_params
 from bulletserve.server.slo_fields import request_slo
+from bulletserve.server.structured import MakeGrammar, wanted_grammar
 from bulletserve.server.text_codec import TextCodec
-
-_INLINE_CHARACTERS = 4000
-"""Texts up to this are tokenised on the event loop: about 1 ms."""
-
-_WORKERS = 2
-
-_log = logging.getLogger(__name__)
-
-Result = TypeVar("Result")
+from bulletserve.server.token_log import TokenLog, TokenNames
+from bulletserve.server.tool_calls import MakeReader
+from bulletserve.server.tools import tool_use
 
 
 class PromptMaker:
     """Makes prompts for one model. `defaults` are the checkpoint's sampling values, `classes` the targets that
-    requests may have, by name."""
+    requests may have, by name; `call_reader` finds the tool calls that the model makes by itself."""
 
     def __init__(
-        self, codec: TextCodec, open_requests: OpenRequests, *, defaults: GenerationDefaults, classes: Mapping[str, Slo]
+        self,
+        codec: TextCodec,
+        open_requests: OpenRequests,
+        ids: PromptIds,
+        *,
+        defaults: GenerationDefaults,
+        classes: Mapping[str, Slo],
+        call_reader: MakeReader | None = None,
     ) -> None:
         self._codec = codec
+        self._ids = ids
         self._open_requests = open_requests
         self._defaults = defaults
         self._classes = classes
-        self._workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="tokenize")
-        self._at_work = 0
-        for name, value, neutral in (
-            ("min_p", defaults.min_p, 0.0),
-            ("repetition_penalty", defaults.repetition_penalty, 1.0),
-        ):
-            if value not in (None, neutral):
-                _log.warning("the checkpoint's default %s=%g is not applied: it is not supported yet", name, value)
-
-    def close(self) -> None:
-        """End the worker threads."""
-        self._workers.shutdown(wait=False, cancel_futures=True)
+        self._call_reader = call_reader
 
     async def completion(self, body: CompletionBody) -> list[Prompt]:
         """The prompts of a completion. Raises `RequestError`; then none of them may run."""
         params = sampling_params(body, self._defaults)
-        prompts = prompt_list(body.prompt)
-        self._open_requests.check_room(len(prompts) + self._at_work)
-        add_special_tokens = body.add_special_tokens is not False
-
-        def encode_all() -> list[list[int]]:
-            return [self._encode(one, "prompt", add_special_tokens) if isinstance(one, str) else one for one in prompts]
-
-        characters = sum(len(one) for one in prompts if isinstance(one, str))
+        prompts, copies = prompt_list(body.prompt), range(body.choices)
+        make_grammar = wanted_grammar(body)
+        self._open_requests.check_room(len(prompts) * len(copies) + self._ids.at_work)
         arrival_s = time.monotonic()
-        encoded = await self._run(encode_all, characters)
-        return [self._prompt(ids, body, params, "prompt", arrival_s) for ids in encoded]
+        grammar = await self._grammar(make_grammar)
+        several = await self._ids.of_prompts(
+            prompts, add_special_tokens=body.add_special_tokens is not False, limit=self._limit(body)
+        )
+        several = [self._shorten(ids, body) for ids in several]
+        echoes: list[Echo | None] = [None] * len(several)
+        if body.echo:
+            echoes = await self._ids.run(partial(self._echoes, prompts, several, body), sum(map(len, several)))
+        return [
+            self._prompt(ids, body, params, "prompt", arrival_s, grammar, copy, echo)
+            for ids, echo in zip(several, echoes, strict=True)
+            for copy in copies
+        ]
 
     async def chat(self, body: ChatBody) -> list[Prompt]:
         """The prompt of a chat. Raises `RequestError`."""
         params = sampling_params(body, self._defaults)
-        messages = message_list(body.messages)
-        self._open_requests.check_room(1 + self._at_work)
-
-        def encode() -> list[int]:
-            text = self._codec.render_chat(
-                messages,
-                add_generation_prompt=body.add_generation_prompt is not False,
-                variables=body.chat_template_kwargs,
-            )
-            # the template writes its own special tokens
-            return self._encode(text, "messages", add_special_tokens=body.add_special_tokens is True)
-
+        tools = tool_use(body, self._call_reader)
+        make_grammar = wanted_grammar(body)
+        if make_grammar is not None and tools.make_reader is not None:
+            raise InvalidRequest("a format for the answer and tools exclude each other: set tool_choice to none")
+        copies = range(body.choices)
+        self._open_requests.check_room(len(copies) + self._ids.at_work)
         arrival_s = time.monotonic()
-        ids = await self._run(encode, sum(len(message["content"]) for message in messages))
-        return [self._prompt(ids, body, params, "messages", arrival_s)]
+        grammar = await self._grammar(make_grammar or tools.make_grammar)
+        ids = self._shorten(await self._ids.of_chat(body, limit=self._limit(body), tools=tools.listed), body)
+        prompts = [self._prompt(ids, body, params, "messages", arrival_s, grammar, copy) for copy in copies]
+        return [replace(prompt, make_reader=tools.make_reader) for prompt in prompts]
 
-    async def _run(self, work: Callable[[], Result], characters: int) -> Result:
-        if characters <= _INLINE_CHARACTERS:
-            return work()
-        self._at_work += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._workers, work)
-        finally:
-            self._at_work -= 1
+    async def _grammar(self, make: MakeGrammar | None) -> str:
+        """Always in a worker thread: what a grammar costs does not show in its length."""
+        return "" if make is None else await self._ids.run_apart(make)
+
+    def _shorten(self, ids: list[int], body: CommonBody) -> list[int]:
+        _, asked = body.wanted_tokens
+        room = max(1, self._limits.max_model_len - (asked or 1))
+        return shorten(ids, body.truncate_prompt_tokens, room=room)
+
+    def _echoes(
+        self, sent: Sequence[str | list[int]], encoded: Sequence[Sequence[int]], body: CommonBody
+    ) -> list[Echo | None]:
+        skips = body.skip_special_tokens is not False
+        return [
+            echo_of(ids, self._codec.detokenizer((), skip_special_tokens=skips), one if isinstance(one, str) else None)
+            for one, ids in zip(sent, encoded, strict=True)
+        ]
+
+    def _limit(self, body: CommonBody) -> int | None:
+        return None if body.truncate_prompt_tokens is not None else self._limits.max_model_len
 
     @property
     def _limits(self) -> ModelLimits:
         info = self._open_requests.info
         return ModelLimits(info.max_model_len, min(self._codec.vocab_size, info.vocab_size), self._codec.eos_ids)
 
-    def _encode(self, text: str, param: str, add_special_tokens: bool) -> list[int]:
-        longest, max_model_len = self._codec.tokenizer.longest_token, self._limits.max_model_len
-        if longest is not None and len(text) > max_model_len * longest:
-            # hopeless: say so without tokenising megabytes
-            raise context_too_long(max_model_len, f"at least {len(text) // longest}", param=param)
-        return self._codec.encode(text, add_special_tokens=add_special_tokens)
-
     def _prompt(
-        self, ids: Sequence[int], body: CommonBody, params: SamplingParams, param: str, arrival_s: float
+        self,
+        ids: list[int],
+        body: CommonBody,
+        params: SamplingParams,
+        param: str,
+        arrival_s: float,
+        grammar: str,
+        copy: int,
+        echo: Echo | None = None,
     ) -> Prompt:
         limits = self._limits
         _, asked = body.wanted_tokens
@@ -123,15 +129,43 @@ class PromptMaker:
         request = resolve_request(
             self._open_requests.new_id(),
             ids,
-            params,
+            params.copy(copy),
             limits,
             arrival_s,
             param=param,
             slo=request_slo(body.slo, self._classes),
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
+            bad_words=self._codec.bad_word_ids(params.bad_words),
+            grammar=grammar,
         )
         detokenizer = self._codec.detokenizer(
-            ids, stop=params.stop, skip_special_tokens=body.skip_special_tokens is not False
+            ids,
+            stop=params.stop,
+            keep_stop=params.include_stop_str_in_output,
+            min_tokens=params.min_tokens,
+            skip_special_tokens=body.skip_special_tokens is not False,
         )
-        return Prompt(request, detokenizer, frozenset(params.stop_token_ids))
+        extras = answer_extras(self._codec, ids, body, params, echo)
+        return Prompt(request, detokenizer, frozenset(params.stop_token_ids), extras, copy)
+
+
+def answer_extras(
+    codec: TextCodec, ids: Sequence[int], body: CommonBody, params: SamplingParams, echo: Echo | None
+) -> AnswerExtras | None:
+    """What the answer has beyond its text; None for nothing."""
+    skips = body.skip_special_tokens is not False
+    pieces = codec.tokenizer.pieces if skips else codec.tokenizer.all_pieces
+    logs, tells_prompt = params.logprobs is not None, body.prompt_logprobs is not None
+    if not (echo is not None or logs or tells_prompt or params.include_stop_str_in_output):
+        return None
+    return AnswerExtras(
+        ids,
+        TokenNames(codec.tokenizer.all_pieces),
+        chat=isinstance(body, ChatBody),
+        silent=echo is not None and body.wanted_tokens[1] == 0,
+        shows_stop=params.include_stop_str_in_output,
+        log=TokenLog(codec.detokenizer(ids, skip_special_tokens=skips), pieces) if logs else None,
+        echo=echo,
+        tells_prompt=tells_prompt,
+    )

@@ -6,6 +6,7 @@ that nobody knows is ignored, with one line in the log.
 """
 
 import logging
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeAlias, TypeVar
 
@@ -14,59 +15,38 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from bulletserve.core.errors import InvalidRequest
 from bulletserve.core.request import SamplingParams
 from bulletserve.formats.description import GenerationDefaults
+from bulletserve.server.sampling_fields import ChatSampling, CompletionSampling, SamplingFields
 from bulletserve.server.slo_fields import SloBody
 
 Json: TypeAlias = Any
 
 LONGEST_STOP_CHARACTERS = 1000
+REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _COMPLETION_MAX_TOKENS = 16
 _MOST_EXTRA_FIELDS = 100
 _REMEMBERED_FIELDS = 1000
 
 _IGNORED = frozenset(
-    {"user", "metadata", "store", "service_tier", "request_id", "safety_identifier", "prompt_cache_key", "verbosity"}
-    | {"parallel_tool_calls", "spaces_between_special_tokens", "reasoning_effort"}
+    {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "verbosity"}
+    | {"reasoning_effort"}
 )
 
 _NOT_SERVED: Mapping[str, tuple[Json, ...]] = {
-    "allowed_token_ids": ([],),
     "audio": (),
-    "bad_words": ([],),
-    "best_of": (1,),
-    "chat_template": (),
-    "continue_final_message": (False,),
     "documents": ([],),
     "early_stopping": (False,),
     "echo": (False,),
-    "frequency_penalty": (0,),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "guided_choice": (),
     "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "include_stop_str_in_output": (False,),
     "length_penalty": (1,),
-    "logit_bias": ({},),
     "logits_processors": ([],),
-    "logprobs": (False,),
-    "min_p": (0,),
-    "min_tokens": (0,),
     "modalities": (["text"],),
-    "n": (1,),
-    "presence_penalty": (0,),
     "prompt_embeds": (),
-    "prompt_logprobs": (),
-    "repetition_penalty": (1,),
-    "response_format": ({"type": "text"},),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
-    "structured_outputs": (),
     "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "top_logprobs": (0,),
-    "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
 }
 """Known fields that are not served yet, with the values (besides null) that ask for nothing."""
@@ -74,7 +54,7 @@ _NOT_SERVED: Mapping[str, tuple[Json, ...]] = {
 _seen_unknown: set[str] = set()
 _log = logging.getLogger(__name__)
 
-Body = TypeVar("Body", bound="CommonBody")
+Body = TypeVar("Body", bound=BaseModel)
 
 
 class StreamOptions(BaseModel):
@@ -86,7 +66,7 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool | None = None
 
 
-class CommonBody(BaseModel):
+class CommonBody(SamplingFields):
     """What both endpoints take. null means absent everywhere."""
 
     model_config = ConfigDict(strict=True, extra="allow")
@@ -107,6 +87,13 @@ class CommonBody(BaseModel):
     priority: int | None = None
     slo: SloBody | None = None
     cache_salt: str | None = None
+    request_id: str | None = None
+    truncate_prompt_tokens: int | None = None
+    response_format: Json = None
+    structured_outputs: Json = None
+    guided_json: Json = None
+    guided_regex: str | None = None
+    guided_choice: Json = None
 
     @property
     def wanted_tokens(self) -> tuple[str, int | None]:
@@ -114,19 +101,33 @@ class CommonBody(BaseModel):
         return "max_tokens", self.max_tokens
 
 
-class CompletionBody(CommonBody):
+class CompletionBody(CommonBody, CompletionSampling):
     """`POST /v1/completions`. `prompt` is checked in `inputs`."""
 
     prompt: Json = None
 
 
-class ChatBody(CommonBody):
-    """`POST /v1/chat/completions`. `messages` are checked in `inputs`."""
+class ChatFields(BaseModel):
+    """What says how messages become a prompt. `messages` are checked in `inputs`.
+
+    continue_final_message: the answer goes on with the last message, which is left open; no generation prompt then.
+    """
 
     messages: Json = None
-    max_completion_tokens: int | None = None
+    add_special_tokens: bool | None = None
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Json] | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+
+class ChatBody(CommonBody, ChatFields, ChatSampling):
+    """`POST /v1/chat/completions`."""
+
+    max_completion_tokens: int | None = None
+    tools: Json = None
+    tool_choice: Json = None
+    parallel_tool_calls: bool | None = None
 
     @property
     def wanted_tokens(self) -> tuple[str, int | None]:
@@ -154,11 +155,25 @@ def parse_body(kind: type[Body], data: bytes) -> Body:
         raise InvalidRequest(f"the body has more than {_MOST_EXTRA_FIELDS} fields that are not supported")
     for name, value in extra.items():
         _check_extra(name, value)
+    if isinstance(body, CommonBody):
+        _check_common(body)
+    return body
+
+
+def _check_common(body: CommonBody) -> None:
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options is only for stream=true", param="stream_options")
     if body.cache_salt is not None and not 0 < len(body.cache_salt) <= 256:
         raise InvalidRequest("cache_salt must have 1 to 256 characters", param="cache_salt")
-    return body
+    if body.request_id is not None and not REQUEST_ID.fullmatch(body.request_id):
+        raise InvalidRequest("request_id must be 1 to 128 visible ASCII characters", param="request_id")
+    if body.truncate_prompt_tokens is not None and not (
+        body.truncate_prompt_tokens == -1 or 0 < body.truncate_prompt_tokens < 2**31
+    ):
+        raise InvalidRequest(
+            "truncate_prompt_tokens must be a number of tokens, or -1 for as many as fit",
+            param="truncate_prompt_tokens",
+        )
 
 
 def _check_extra(name: str, value: Json) -> None:
@@ -180,6 +195,8 @@ def sampling_params(body: CommonBody, defaults: GenerationDefaults) -> SamplingP
     `max_tokens` stays None where the answer may take all the room. Raises `InvalidRequest`.
     """
     name, max_tokens = body.wanted_tokens
+    if max_tokens == 0 and isinstance(body, CompletionBody) and body.echo:
+        max_tokens = 1  # the engine makes one at least; it is not told
     if max_tokens is not None and max_tokens < 1:
         raise InvalidRequest(f"{name} must be at least 1", param=name)
     if max_tokens is None and isinstance(body, CompletionBody):
@@ -198,7 +215,19 @@ def sampling_params(body: CommonBody, defaults: GenerationDefaults) -> SamplingP
         stop=stop,
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
+        min_p=_first(body.min_p, defaults.min_p, 0.0),
+        repetition_penalty=_first(body.repetition_penalty, defaults.repetition_penalty, 1.0),
+        **_told_prompt(body, body.sampling_options()),
     )
+
+
+def _told_prompt(body: CommonBody, options: dict[str, Json]) -> dict[str, Json]:
+    """`options`, where what is told of a prompt is what an echo needs, too."""
+    if options.get("prompt_logprobs") is not None and body.stream:
+        raise InvalidRequest("prompt_logprobs are not told in a stream", param="prompt_logprobs")
+    if isinstance(body, CompletionBody) and body.echo and options["logprobs"] is not None:
+        options["prompt_logprobs"] = max(options["logprobs"], options.get("prompt_logprobs", 0))
+    return options
 
 
 Number = TypeVar("Number", int, float)

@@ -8,9 +8,10 @@ import asyncio
 from starlette.requests import ClientDisconnect, Request
 
 from bulletserve.server.http_errors import HttpError
+from bulletserve.server.settings import ServerSettings
 
 
-async def read_body(request: Request, *, limit_bytes: int, timeout_s: float) -> bytes:
+async def read_body(request: Request, settings: ServerSettings) -> bytes:
     """The body of a JSON request; a missing content type counts as JSON.
 
     Raises `HttpError`: 415 for another type, 413 over the limit (as soon as that is known), 408 after the timeout,
@@ -19,6 +20,7 @@ async def read_body(request: Request, *, limit_bytes: int, timeout_s: float) -> 
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise HttpError(415, "the content type must be application/json (curl: -H 'content-type: application/json')")
+    limit_bytes, timeout_s = settings.body_limit_bytes, settings.body_timeout_s
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length[:20]) > limit_bytes:
         raise _too_large(limit_bytes)

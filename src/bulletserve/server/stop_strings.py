@@ -10,11 +10,12 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """The search through one answer. `matched` is the stop string that was found."""
+    """The search through one answer. `matched` is the stop string that was found; `keep`: it is shown."""
 
-    __slots__ = ("_fallbacks", "_first", "_held", "_states", "_stops", "matched")
+    __slots__ = ("_fallbacks", "_first", "_held", "_keep", "_states", "_stops", "matched")
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, keep: bool = False) -> None:
+        self._keep = keep
         self._stops = tuple(sorted(stops, key=len, reverse=True))
         self._first = frozenset(stop[0] for stop in stops)
         self._fallbacks = [_fallbacks(stop) for stop in self._stops]
@@ -38,7 +39,7 @@ class StopStrings:
                     state += 1
                 if state == len(stop):
                     self.matched, self._held = stop, ""
-                    return buffer[: end - len(stop)]
+                    return buffer[: end if self._keep else end - len(stop)]
                 self._states[number] = state
         shown = len(buffer) - max(self._states)
         self._held = buffer[shown:]

@@ -4,27 +4,57 @@ Knows nothing about HTTP or the engine; `LLM` uses it offline as the server does
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from bulletserve.core.errors import BrokenCheckpoint, InvalidRequest
+from bulletserve.core.errors import BrokenCheckpoint, ConfigError, InvalidRequest
+from bulletserve.core.token_rules import MOST_WORD_TOKENS
 from bulletserve.formats.description import Checkpoint
 from bulletserve.server.byte_tokenizer import byte_backend
 from bulletserve.server.chat_template import ChatTemplate
 from bulletserve.server.detokenizer import Detokenizer
+from bulletserve.server.text_marks import TextMarks
 from bulletserve.server.token_bytes import open_character
 from bulletserve.server.tokenizer import Tokenizer, build_tokenizer
 
 
-class TextCodec:
-    """Text to prompt ids, answer ids to text. Safe to use from several threads."""
+@dataclass(frozen=True, slots=True)
+class ChatStyle:
+    """How messages become a prompt. `variables` are for the template, `template` is Jinja2 source in place of it.
 
-    def __init__(self, tokenizer: Tokenizer, chat_template: ChatTemplate | None, eos_ids: Sequence[int]) -> None:
+    continue_final_message: the prompt ends with the content of the last message, so that the answer continues that.
+    """
+
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    template: str | None = None
+
+
+class TextCodec:
+    """Text to prompt ids, answer ids to text. Safe to use from several threads.
+
+    `plain_messages`: control tokens that users write out in messages are text, and only the template's act as such.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        chat_template: ChatTemplate | None,
+        eos_ids: Sequence[int],
+        *,
+        plain_messages: bool = False,
+    ) -> None:
+        self._marks = TextMarks(tokenizer) if plain_messages else None
         self.tokenizer = tokenizer
         self.eos_ids = frozenset(eos_ids)
         self._chat_template = chat_template
+        self._bad_words: tuple[tuple[str, ...], list[tuple[int, ...]]] = (), []
 
     @classmethod
-    def from_checkpoint(cls, checkpoint: Checkpoint, chat_template: str | None = None) -> "TextCodec":
+    def from_checkpoint(
+        cls, checkpoint: Checkpoint, chat_template: str | None = None, *, plain_messages: bool = False
+    ) -> "TextCodec":
         """The codec of a checkpoint; `chat_template` is Jinja2 source that replaces the checkpoint's own.
 
         Random weights that come without a tokenizer get one of bytes and numbers. Raises `BrokenCheckpoint`,
@@ -38,7 +68,7 @@ class TextCodec:
             raise BrokenCheckpoint(f"{checkpoint.name} has no tokenizer.json")
         source = checkpoint.chat_template if chat_template is None else chat_template
         template = None if source is None else ChatTemplate(source, tokenizer.special_tokens)
-        return cls(tokenizer, template, checkpoint.eos_token_ids)
+        return cls(tokenizer, template, checkpoint.eos_token_ids, plain_messages=plain_messages)
 
     @property
     def vocab_size(self) -> int:
@@ -56,36 +86,76 @@ class TextCodec:
     def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        variables: Mapping[str, Any] | None = None,
+        style: ChatStyle = ChatStyle(),
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """A chat as prompt text, to be encoded without special tokens: the template writes its own.
+        """A chat as prompt text for `encode_rendered`.
 
         Raises `InvalidRequest` if there is no template or it refuses the messages.
         """
-        if self._chat_template is None:
+        template = self._chat_template if style.template is None else _compiled(style.template, self.tokenizer)
+        if template is None:
             raise InvalidRequest(
                 "this model has no chat template: give bullet serve one with --chat-template FILE, or send plain "
                 "prompts (/v1/completions, generate without --chat)",
                 param="messages",
             )
-        return self._chat_template.render(messages, add_generation_prompt=add_generation_prompt, variables=variables)
+        return template.render(
+            messages if self._marks is None else self._marks.mark(list(messages)),
+            add_generation_prompt=style.add_generation_prompt,
+            continue_final_message=style.continue_final_message,
+            variables=style.variables if self._marks is None else self._marks.mark(dict(style.variables)),
+            tools=tools,
+        )
 
-    def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        variables: Mapping[str, Any] | None = None,
-    ) -> list[int]:
+    def encode_rendered(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """The ids of what `render_chat` gave. The template writes its own special tokens, so none are added."""
+        encode = self.encode if self._marks is None else self._marks.encode
+        return encode(text, add_special_tokens=add_special_tokens)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], style: ChatStyle = ChatStyle()) -> list[int]:
         """The prompt ids of a chat: what `apply_chat_template(tokenize=True)` gives."""
-        text = self.render_chat(messages, add_generation_prompt=add_generation_prompt, variables=variables)
-        return self.encode(text, add_special_tokens=False)
+        return self.encode_rendered(self.render_chat(messages, style))
 
     def detokenizer(
-        self, prompt_ids: Sequence[int], *, stop: Sequence[str] = (), skip_special_tokens: bool = True
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        stop: Sequence[str] = (),
+        keep_stop: bool = False,
+        min_tokens: int = 0,
+        skip_special_tokens: bool = True,
     ) -> Detokenizer:
         """What turns the ids of one answer to this prompt into text as they come."""
         pieces = self.tokenizer.pieces if skip_special_tokens else self.tokenizer.all_pieces
-        return Detokenizer(pieces, stop=stop, tail=open_character(pieces, prompt_ids))
+        tail = open_character(pieces, prompt_ids)
+        return Detokenizer(pieces, stop=stop, keep_stop=keep_stop, min_tokens=min_tokens, tail=tail)
+
+    def bad_word_ids(self, words: tuple[str, ...]) -> list[tuple[int, ...]]:
+        """The ids of words that an answer must not hold, each at the start of a line and after a blank.
+
+        Raises `InvalidRequest` for one of too many tokens.
+        """
+        if words == self._bad_words[0]:  # all prompts of a request have the same
+            return self._bad_words[1]
+        found: dict[tuple[int, ...], None] = {}
+        for word in words:
+            for text in (word, " " + word.lstrip()):
+                ids = tuple(self.encode(text, add_special_tokens=False))
+                if len(ids) > MOST_WORD_TOKENS:
+                    raise InvalidRequest(
+                        f"bad_words: {word[:40]!r} has {len(ids)} tokens, at most {MOST_WORD_TOKENS} may be banned",
+                        param="bad_words",
+                    )
+                if ids:
+                    found[ids] = None
+        self._bad_words = words, list(found)
+        return self._bad_words[1]
+
+
+def _compiled(source: str, tokenizer: Tokenizer) -> ChatTemplate:
+    """A request's own template. Raises `InvalidRequest`."""
+    try:
+        return ChatTemplate(source, tokenizer.special_tokens)
+    except ConfigError as error:
+        raise InvalidRequest(str(error), param="chat_template") from None

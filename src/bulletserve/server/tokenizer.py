@@ -8,6 +8,7 @@ gives other ids for the same text, so an unknown name is an error.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
@@ -52,7 +53,8 @@ class Tokenizer:
     """Text to ids and back. Safe to use from several threads.
 
     `special_tokens` are the named ones that chat templates use (`bos_token`, `eos_token`, ...). `pieces[id]` is what
-    the token adds to a text, empty for control tokens; `all_pieces[id]` shows those too. `longest_token` is in
+    the token adds to a text, empty for control tokens; `all_pieces[id]` shows those too. `special_texts`
+    are the control tokens as one would write them. `longest_token` is in
     characters, None where normalisation may shrink a text.
     """
 
@@ -67,6 +69,7 @@ class Tokenizer:
         self.all_pieces: list[Piece] = token_pieces(tokens, steps)
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.special_texts = tuple(token.content for token in added.values() if token.special)
         self.pieces: list[Piece] = list(self.all_pieces)
         for token_id in self.special_ids:
             self.pieces[token_id] = ""
@@ -92,6 +95,17 @@ class Tokenizer:
             if ids[:2] == [self._bos_id, self._bos_id]:
                 del ids[0]
         return ids
+
+    def encode_as_text(self, text: str) -> list[int]:
+        """The ids of `text` where special tokens written out in it are characters like any other."""
+        ids: list[int] = self._text_backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return ids
+
+    @cached_property
+    def _text_backend(self) -> Backend:
+        backend = Backend.from_str(self._backend.to_str())
+        backend.encode_special_tokens = True
+        return backend
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of a whole sequence of ids."""

@@ -11,7 +11,7 @@ is the speed of about a fifth of its share.
 """
 
 from dataclasses import dataclass, replace
-from math import exp, log, sqrt
+from math import exp, inf, log, sqrt
 from random import Random
 from typing import NamedTuple, Protocol
 
@@ -63,6 +63,30 @@ class Truth(Protocol):
 
     def beside(self, step: StepShape, sms: int, other: StepShape, other_sms: int) -> Pace:
         """On `sms` SMs while `other` runs on `other_sms`; more than there are together: they share, somehow."""
+
+
+class Uncapped:
+    """A device without a power cap, given the seconds of its steps: what small examples are made of."""
+
+    idle_w, power_cap_w = 0.0, inf
+
+    def alone_s(self, step: StepShape, sms: int) -> float:
+        """As `Truth.alone`, in seconds."""
+        raise NotImplementedError
+
+    def beside_s(self, step: StepShape, sms: int, other: StepShape, other_sms: int) -> float:
+        """As `Truth.beside`, in seconds."""
+        raise NotImplementedError
+
+    def alone(self, step: StepShape, sms: int) -> Pace:
+        """See `Truth`."""
+        seconds = self.alone_s(step, sms)
+        return Pace(seconds, seconds, 0.0)
+
+    def beside(self, step: StepShape, sms: int, other: StepShape, other_sms: int) -> Pace:
+        """See `Truth`."""
+        seconds = self.beside_s(step, sms, other, other_sms)
+        return Pace(seconds, seconds, 0.0)
 
 
 @dataclass(frozen=True)

@@ -29,12 +29,16 @@ class LaneTimes:
     def __init__(self) -> None:
         self.both_busy_s = 0.0
         self.busy_s = {Lane.PREFILL: 0.0, Lane.DECODE: 0.0}
+        self.switches = 0
+        self._sms: dict[Lane, int] = {}
         self._intervals: dict[Lane, deque[tuple[float, float]]] = {lane: deque(maxlen=_KEPT) for lane in Lane}
         self._last_tokens_s: float | None = None
         self._gaps: deque[tuple[float, float]] = deque()
 
-    def observe(self, lane: Lane, started_s: float, finished_s: float, has_rows: bool) -> None:
-        """A step ran on a lane from `started_s` to `finished_s`; `has_rows`: it carried decode rows."""
+    def observe(self, lane: Lane, started_s: float, finished_s: float, has_rows: bool, sms: int = 0) -> None:
+        """A step ran on a lane, on `sms`, from `started_s` to `finished_s`; `has_rows`: it carried decode rows."""
+        self.switches += self._sms.get(lane, sms) != sms
+        self._sms[lane] = sms
         self.busy_s[lane] += finished_s - started_s
         other = Lane.DECODE if lane is Lane.PREFILL else Lane.PREFILL
         for start, end in reversed(self._intervals[other]):

@@ -7,15 +7,20 @@ Latency is what the front sees, its own queueing and the transport included: tim
 arrival, inter-token latency between two tokens of one answer, end to end up to the last token.
 """
 
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from bulletserve.core.correction import NO_CORRECTION, NO_ERRORS
+from bulletserve.core.engine_info import EngineInfo
 from bulletserve.core.events import Status
+from bulletserve.core.slo import Slo
+from bulletserve.telemetry.histogram import Histogram
+from bulletserve.telemetry.latency import within
 
 PREFIX = "bullet:"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -33,28 +38,14 @@ _WHOLE_S = (0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 10.0, 1
 _TOKENS = tuple(float(2**n) for n in range(18))
 
 
-class Histogram:
-    """Counts per bucket and a sum, without locks: for one thread."""
+@dataclass(frozen=True, slots=True)
+class AnswerTimes:
+    """When a request arrived, was admitted, had its first and its last token, in seconds of one clock."""
 
-    __slots__ = ("_bounds", "_counts", "total")
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = tuple(bounds)
-        self._counts = [0] * (len(self._bounds) + 1)
-        self.total = 0.0
-
-    def observe(self, value: float) -> None:
-        """Count one value."""
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self.total += value
-
-    def buckets(self) -> list[tuple[str, float]]:
-        """Prometheus' cumulative buckets."""
-        so_far, result = 0, []
-        for bound, count in zip((*map(repr, self._bounds), "+Inf"), self._counts, strict=True):
-            so_far += count
-            result.append((bound, float(so_far)))
-        return result
+    arrival_s: float
+    admitted_s: float
+    first_token_s: float
+    last_token_s: float
 
 
 class Metrics(Collector):
@@ -70,11 +61,19 @@ class Metrics(Collector):
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self.finished = dict.fromkeys(FINISHED_REASONS, 0)
+        self.slo_outcomes: Counter[tuple[str, str]] = Counter()
+        self.info: EngineInfo | None = None
         self.first_token_s = Histogram(_FIRST_TOKEN_S)
         self.token_gap_s = Histogram(_TOKEN_GAPS_S)
         self.whole_s = Histogram(_WHOLE_S)
+        self.queue_s = Histogram(_WHOLE_S)
+        self.prefill_s = Histogram(_WHOLE_S)
+        self.decode_s = Histogram(_WHOLE_S)
+        self.inference_s = Histogram(_WHOLE_S)
+        self.turn_tokens = Histogram(_TOKENS)
         self.request_prompt_tokens = Histogram(_TOKENS)
         self.request_generation_tokens = Histogram(_TOKENS)
+        self.request_max_tokens = Histogram(_TOKENS)
         self._registry.register(self)
 
     def update(self, status: Status | None) -> None:
@@ -86,6 +85,22 @@ class Metrics(Collector):
             self.lane_share = min(1.0, max(0.0, overlap))
         self.status = status
 
+    def answered(self, slo: Slo, times: AnswerTimes, *, prompt_tokens: int, tokens: int, max_tokens: int) -> None:
+        """Count an answer that ended well."""
+        admitted_s = min(max(times.admitted_s, times.arrival_s), times.first_token_s)
+        self.whole_s.observe(times.last_token_s - times.arrival_s)
+        self.queue_s.observe(admitted_s - times.arrival_s)
+        self.prefill_s.observe(times.first_token_s - admitted_s)
+        self.decode_s.observe(times.last_token_s - times.first_token_s)
+        self.inference_s.observe(times.last_token_s - admitted_s)
+        self.request_prompt_tokens.observe(prompt_tokens)
+        self.request_generation_tokens.observe(tokens)
+        self.request_max_tokens.observe(max_tokens)
+        ttft_s = times.first_token_s - times.arrival_s
+        tpot_s = (times.last_token_s - times.first_token_s) / (tokens - 1) if tokens > 1 else None
+        met = within(slo, prompt_tokens, ttft_s, tpot_s)
+        self.slo_outcomes[slo.name, "met" if met else "missed"] += 1
+
     def text(self) -> bytes:
         """Everything, in Prometheus' text format (`CONTENT_TYPE`)."""
         return generate_latest(self._registry)
@@ -96,6 +111,8 @@ class Metrics(Collector):
         yield from self._forecasts()
         yield from self._counters()
         yield from self._histograms()
+        if self.info is not None:
+            yield self._cache_config(self.info)
 
     def _gauges(self) -> Iterator[GaugeMetricFamily]:
         status = self.status
@@ -112,6 +129,10 @@ class Metrics(Collector):
             "longest_decode_gap_seconds": (
                 "Longest pause between two decode steps, lately.",
                 status and status.longest_gap_s,
+            ),
+            "standing_seconds": (
+                "For how long the engine has started nothing though requests wait.",
+                status and status.standing_s,
             ),
             "oldest_step_seconds": ("Age of the oldest unfinished step.", status and status.oldest_step_s),
         }
@@ -147,6 +168,10 @@ class Metrics(Collector):
                 status and status.prefix_queried_tokens,
             ),
             "prefix_cache_hits": ("Prompt tokens found in the prefix cache.", status and status.prefix_hit_tokens),
+            "switches": (
+                "Steps on other SMs than the step before on their lane.",
+                status and status.switches,
+            ),
             "num_preemptions": ("Times that a running request was preempted.", status and status.preemptions),
         }
         for name, (text, value) in values.items():
@@ -159,12 +184,44 @@ class Metrics(Collector):
         for reason, count in self.finished.items():
             family.add_metric([self._model_name, reason], float(count))
         yield family
+        family = CounterMetricFamily(
+            PREFIX + "request_slo", "Answers by class of targets and outcome.", labels=["model_name", "slo", "outcome"]
+        )
+        for (slo, outcome), count in sorted(self.slo_outcomes.items()):
+            family.add_metric([self._model_name, slo, outcome], float(count))
+        yield family
+        family = CounterMetricFamily(
+            PREFIX + "lane_busy_seconds", "Time in which a step ran on the lane.", labels=["model_name", "phase"]
+        )
+        family.add_metric([self._model_name, "prefill"], status.prefill_busy_s if status else 0.0)
+        family.add_metric([self._model_name, "decode"], status.decode_busy_s if status else 0.0)
+        yield family
+
+    def _cache_config(self, info: EngineInfo) -> GaugeMetricFamily:
+        labels = {
+            "model_name": self._model_name,
+            "block_size": str(info.block_size),
+            "num_gpu_blocks": str(info.total_blocks),
+            "enable_prefix_caching": str(info.prefix_caching),
+        }
+        family = GaugeMetricFamily(PREFIX + "cache_config_info", "What the KV cache is like.", labels=list(labels))
+        family.add_metric(list(labels.values()), 1.0)
+        return family
 
     def _histograms(self) -> Iterator[HistogramMetricFamily]:
         values = {
             "time_to_first_token_seconds": ("From arrival to first token.", self.first_token_s),
             "inter_token_latency_seconds": ("Between two tokens of one answer.", self.token_gap_s),
             "e2e_request_latency_seconds": ("From arrival to the last token.", self.whole_s),
+            "request_queue_time_seconds": ("From arrival to admission.", self.queue_s),
+            "request_prefill_time_seconds": ("From admission to the first token.", self.prefill_s),
+            "request_decode_time_seconds": ("From the first token to the last.", self.decode_s),
+            "request_inference_time_seconds": ("From admission to the last token.", self.inference_s),
+            "iteration_tokens_total": ("Tokens that the engine told at once.", self.turn_tokens),
+            "request_params_max_tokens": (
+                "Most tokens that a finished answer might have had.",
+                self.request_max_tokens,
+            ),
             "request_prompt_tokens": ("Prompt tokens of a finished request.", self.request_prompt_tokens),
             "request_generation_tokens": ("Tokens of a finished answer.", self.request_generation_tokens),
         }

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 import msgspec
 
 from bulletserve.core.errors import RecordError
-from bulletserve.core.events import Aborted, Arrived, CacheReset, Event, StepDone, Stop
+from bulletserve.core.events import Aborted, Arrived, CacheReset, Event, Masked, StepDone, Stop
 from bulletserve.core.plan import DecodeStep, MixedStep, Plan, PrefillGroup, Refusal, Start
 from bulletserve.core.request import Request
 
@@ -50,7 +50,13 @@ def _plain(value: Any) -> Any:
 _encoder = msgspec.json.Encoder(enc_hook=_plain)
 _line_decoder = msgspec.json.Decoder(_Line)
 
-_EVENTS: Mapping[str, type] = {"aborted": Aborted, "stop": Stop, "reset": CacheReset, "done": StepDone}
+_EVENTS: Mapping[str, type] = {
+    "aborted": Aborted,
+    "stop": Stop,
+    "reset": CacheReset,
+    "done": StepDone,
+    "masked": Masked,
+}
 _EVENT_NAMES = {kind: name for name, kind in _EVENTS.items()}
 _STARTS: Mapping[str, type] = {"prefill": PrefillGroup, "decode": DecodeStep, "mixed": MixedStep}
 _START_NAMES = {kind: name for name, kind in _STARTS.items()}
@@ -182,7 +188,13 @@ def _digest(last: bytes, body: bytes) -> bytes:
 def _event(event: Event) -> list[Any]:
     if isinstance(event, Arrived):
         return ["arrived", event.request]
-    return [_EVENT_NAMES[type(event)], *(getattr(event, field.name) for field in dataclasses.fields(event))]
+    return [_EVENT_NAMES[type(event)], *(getattr(event, name) for name in _recorded(type(event)))]
+
+
+def _recorded(kind: type) -> list[str]:
+    """The names of an event's fields but those that decide nothing."""
+    names = [field.name for field in dataclasses.fields(kind)]
+    return [name for name in names if name not in ("logprobs", "mask", "prompt_logprobs")]
 
 
 def _read_event(row: list[Any]) -> Event:
@@ -191,8 +203,7 @@ def _read_event(row: list[Any]) -> Event:
         request = msgspec.convert(fields[0], Request)
         return Arrived(dataclasses.replace(request, prompt_ids=array("q", request.prompt_ids)))
     kind = _EVENTS[name]
-    names = [field.name for field in dataclasses.fields(kind)]
-    event: Event = msgspec.convert(dict(zip(names, fields, strict=True)), kind)
+    event: Event = msgspec.convert(dict(zip(_recorded(kind), fields, strict=True)), kind)
     return event
 
 

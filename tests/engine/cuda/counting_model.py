@@ -24,6 +24,7 @@ from bulletserve.engine.cuda.batch_steps import BatchSteps
 from bulletserve.engine.cuda.decode_steps import DecodeSteps
 from bulletserve.engine.cuda.executor import CudaExecutor
 from bulletserve.engine.cuda.seat_tables import CudaSeats
+from bulletserve.kernels.token_rules import TokenHistory
 from tests.engine.cuda.fake_cuda import FakeStream, current_stream, pretend_cuda
 from tests.engine.cuda.stand_ins import WorkGraph, WorkGraphs
 
@@ -216,7 +217,7 @@ def counting_executor(monkeypatch: pytest.MonkeyPatch, lattice: Lattice, blocks:
 
     model = Model(blocks + 1)
     cache = SimpleNamespace(block_size=BLOCK_SIZE, layers=[])
-    seats = CudaSeats(seqs, blocks + 1, CPU)
+    seats = CudaSeats(seqs, blocks + 1, TokenHistory(seqs + 1, 1, CPU), CPU)
     rows = tuple(n for n in (1, 2, 4, 8, 16) if n < seqs) + (seqs,)
     decode = DecodeSteps(model, cache, seats, workspace(batch=False), lattice, rows)  # type: ignore[arg-type]
     batch = BatchSteps(

@@ -18,6 +18,7 @@ from bulletserve.core.launch import Launch, PromptPart
 from bulletserve.core.partition import Lattice, Partition
 from bulletserve.core.plan import DecodeStep, Lane, MixedStep, PrefillGroup, lanes_of
 from bulletserve.engine.cuda.executor import CudaExecutor
+from bulletserve.engine.drawn import Drawn
 from tests.engine.cuda.fake_cuda import FakeStream, current_stream, pretend_cuda
 
 TOTAL = 132
@@ -46,7 +47,7 @@ class Steps:
 
         current_stream().put(work)
         rig.where[number] = current_stream().name
-        return tokens
+        return Drawn(tokens)
 
     def give_up(self, launch: Launch, update) -> None:
         self.given_up.append(update)

@@ -18,6 +18,7 @@ from bulletserve.core.partition import Lattice, Partition
 from bulletserve.core.plan import DecodeStep, MixedStep, PrefillGroup
 from bulletserve.core.shapes import ModelShape
 from bulletserve.core.snapshot import MAX_BATCH_PROMPTS
+from bulletserve.core.token_rules import TokenLogprobs, TokenRules
 from bulletserve.engine.cuda import batch_inputs, batch_steps, decode_steps, seat_tables
 from bulletserve.engine.cuda.batch_steps import BatchSteps
 from bulletserve.engine.cuda.cuda_graphs import CapturedSteps
@@ -25,11 +26,13 @@ from bulletserve.engine.cuda.decode_steps import DecodeSteps
 from bulletserve.engine.cuda.seat_tables import CudaSeats
 from bulletserve.engine.kv_cache import KvCache
 from bulletserve.kernels.cuda.matmul_choice import ChoiceTable, TableKey
+from bulletserve.kernels.token_rules import TokenHistory
 from bulletserve.models.context import PrefillSegment, StepContext
 from bulletserve.models.cuda_operators import CudaOperators, LaneWorkspace
 from bulletserve.models.decoder import Decoder
 from bulletserve.models.weights import dummy_state
 from tests.engine.cuda.stand_ins import PlainReturn, PlainRing, WorkGraph, WorkGraphs
+from tests.kernels.plain_rules import by_rules
 
 SHAPE = ModelShape("llama", 2, 128, 96, 4, 2, 64, 123, 96, qk_norm=True)  # a vocabulary that no product takes as it is
 BLOCK_SIZE, BLOCKS, MAX_SEQS, LAYERS = 4, 60, 5, 2
@@ -49,14 +52,27 @@ def plain_model() -> Decoder:
     return Decoder(SHAPE, state(), torch.float32)
 
 
+def best_token(tokens: list[int], mask: bytes | None = None) -> int:
+    logits = all_logits(tokens)[-1].clone()
+    if mask is not None:
+        bits = int.from_bytes(mask, "little")
+        logits[[token for token in range(len(logits)) if not bits >> token & 1]] = float("-inf")
+    return int(logits.argmax())
+
+
 @torch.inference_mode()
-def best_token(tokens: list[int]) -> int:
+def all_logits(tokens: list[int]) -> torch.Tensor:
     model, count = plain_model(), len(tokens)
     cache = KvCache(SHAPE, count, BLOCK_SIZE, torch.float32, torch.device("cpu"))
     position = torch.arange(count)
     context = StepContext(position, position, (PrefillSegment(0, count, torch.arange(count), count),))
     hidden = model.run_layers(model.embed(torch.tensor(tokens)), 0, LAYERS, context, cache)
-    return int(model.logits(hidden[-1:]).argmax())
+    return model.logits(hidden)
+
+
+def best_by_rules(tokens: list[int], row: int, rules: TokenRules) -> int:
+    prompt = len(PROMPTS[row])
+    return int(torch.tensor(by_rules(all_logits(tokens)[-1].tolist(), rules, tokens, prompt)).argmax())
 
 
 class Engine:
@@ -70,8 +86,8 @@ class Engine:
         cache = KvCache(SHAPE, BLOCKS, BLOCK_SIZE, torch.float32, device)
         for layer in cache.layers:
             layer.fill_(float("nan"))
-        seats = CudaSeats(MAX_SEQS, 30, device)
         spaces = [LaneWorkspace(SHAPE, 64 + MAX_SEQS, MAX_SEQS, torch.float32, device, 6) for _ in range(2)]
+        seats = CudaSeats(MAX_SEQS, 30, TokenHistory(MAX_SEQS + 1, spaces[0].logits.shape[1], device), device)
         self.decode = DecodeSteps(model, cache, seats, spaces[0], LATTICE, (2, 4, 5))
         self.batch = BatchSteps(
             model, cache, seats, spaces[1], LATTICE, max_tokens=64 + MAX_SEQS, token_buckets=(8,),
@@ -87,12 +103,16 @@ class Engine:
         self.free = list(range(1, BLOCKS))
         random.Random(1).shuffle(self.free)
         self.held = [0] * len(PROMPTS)
+        self.rules: dict[int, TokenRules] = {}
+        self.told: dict[int, list[TokenLogprobs]] = {}
+        self.told_of_prompts: dict[int, dict[int, TokenLogprobs]] = {}
+        self.banned: dict[int, bytes] = {}
 
     def seat(self, row: int) -> Seat:
         count = -(-len(PROMPTS[row]) // BLOCK_SIZE)
         self.held[row] = count
         blocks = tuple(self.free.pop() for _ in range(count))
-        return Seat(row, row, PROMPTS[row], 0, blocks, 0.0, 1.0, 0, 0)
+        return Seat(row, row, PROMPTS[row], 0, blocks, 0.0, 1.0, 0, 0, self.rules.get(row), len(PROMPTS[row]))
 
     def launch(self, step, parts: tuple[PromptPart, ...] = (), rows: tuple[int, ...] = ()) -> None:
         first = not isinstance(step, PrefillGroup) or step.layer_range[0] == 0
@@ -102,14 +122,26 @@ class Engine:
             if len(self.tokens[row]) > self.held[row] * BLOCK_SIZE:
                 blocks.append((row, self.free.pop()))
                 self.held[row] += 1
-        launch = Launch(0, step, seats, tuple(blocks), parts, rows)
+        who = [part.seat for part in parts if part.samples] + list(rows)
+        last = not isinstance(step, PrefillGroup) or step.layer_range[1] == LAYERS
+        masks = tuple((row, self.banned[row]) for row in who if row in self.banned) if last else ()
+        launch = Launch(0, step, seats, tuple(blocks), parts, rows, masks)
         steps = self.decode if isinstance(step, DecodeStep) else self.batch
         drawn = steps.run(launch, self.seats.prepare(launch))
-        who = [part.seat for part in parts if part.samples] + list(rows)
-        if drawn is None:
+        for part, first, several in drawn.told_of_prompts():
+            told = self.told_of_prompts.setdefault(parts[part].seat, {})
+            told.update(enumerate(several, first))
+        for place, one in drawn.told():
+            self.told.setdefault(who[place], []).append(one)
+        if drawn.tokens is None:
             return
-        for row, token in zip(who, drawn.tolist(), strict=True):
-            assert token == best_token(self.tokens[row]), f"seat {row} after {len(self.tokens[row])} tokens"
+        for row, token in zip(who, drawn.token_ids(), strict=True):
+            known = self.tokens[row]
+            if row in self.rules:
+                expected = best_by_rules(known, row, self.rules[row])
+            else:
+                expected = best_token(known, self.banned.get(row))
+            assert token == expected, f"seat {row} after {len(self.tokens[row])} tokens"
             self.tokens[row].append(token)
 
     def prefill(self, rows: list[int], sms: int, groups=((0, LAYERS),)) -> None:
@@ -149,6 +181,27 @@ def test_every_kind_of_step_draws_the_tokens_of_plain_torch(engine):
         engine.launch(DecodeStep("all", 2), rows=(0, 1, 2, 3, 4))
 
 
+def test_rows_with_masks_draw_what_is_allowed_and_the_others_what_they_would(engine):
+    """In prefill, decode and mixed steps, with a mask of every second token or of one alone, longer and shorter."""
+    even = b"\x55" * 400
+    engine.banned = {1: even, 2: (1 << 5).to_bytes(4, "little"), 3: even[:8]}
+    engine.prefill([0, 1], 4)
+    engine.launch(DecodeStep("all", 2), rows=(0, 1))
+    engine.prefill([2], 6, groups=((0, 1), (1, 2)))
+    engine.launch(DecodeStep("all", 6), rows=(2, 0, 1))
+    engine.mixed(3, 0, 20, (1, 0))
+    engine.mixed(3, 20, 29, (2, 1, 0))
+    engine.launch(DecodeStep("all", 2), rows=(0, 3))
+    engine.banned = {}
+    engine.launch(DecodeStep("all", 2), rows=(0, 1, 2, 3))
+
+
+def test_masks_can_be_warmed_up_before_any_step(engine):
+    for steps in (engine.decode, engine.batch):
+        steps.pad()
+        steps.warm_masks(2)
+
+
 def test_any_kind_of_graph_can_be_the_first_one_captured(device, engine):
     lanes: tuple[CapturedSteps, ...] = (engine.decode, engine.batch)
     for steps in lanes:
@@ -175,6 +228,45 @@ def test_several_prompts_with_earlier_chunks_share_a_batch(engine):
     rest = (PromptPart(2, 6, 13, True), PromptPart(3, 9, 29, True), PromptPart(0, 0, 2, True))
     engine.launch(PrefillGroup((2, 3, 0), ((6, 13), (9, 29), (0, 2)), (0, LAYERS), 4), rest)
     engine.launch(DecodeStep("all", 2), rows=(3, 2, 0))
+
+
+def test_rows_with_rules_are_drawn_by_them_and_their_neighbours_as_ever(engine):
+    own = best_token(PROMPTS[1])
+    engine.rules = {
+        1: TokenRules(end_ids=(own,), min_tokens=3, presence_penalty=2.0, logprobs=3, prompt_logprobs=2),
+        2: TokenRules(repetition_penalty=1.8, frequency_penalty=1.5, bias=((9, 0.7),), prompt_logprobs=0),
+        3: TokenRules(allowed_ids=(4, 9, 77, 80), bad_words=((9,), (80, 77), (77, 77)), logprobs=0),
+    }
+    engine.prefill([0, 1, 2], 4, groups=((0, 1), (1, 2)))
+    engine.launch(DecodeStep("all", 2), rows=(0, 1, 2))
+    engine.mixed(3, 0, 10, (2, 1, 0))
+    engine.mixed(3, 10, 29, (2, 1, 0))
+    for _ in range(5):
+        engine.launch(DecodeStep("all", 2), rows=(3, 0, 2, 1))
+    prompt = PROMPTS[1]
+    logits = all_logits(prompt).log_softmax(-1)
+    told = engine.told_of_prompts[1]
+    assert sorted(told) == list(range(1, len(prompt)))
+    for place, one in told.items():
+        row = logits[place - 1]
+        assert one.logprob == pytest.approx(float(row[prompt[place]]), abs=1e-3)
+        assert one.rank == int((row > row[prompt[place]]).sum()) + 1
+        assert list(one.top_ids) == row.topk(2).indices.tolist()
+    assert sorted(engine.told_of_prompts[2]) == list(range(1, len(PROMPTS[2])))
+    assert 3 not in engine.told_of_prompts
+    made = engine.tokens[1][len(prompt) :]
+    assert len(engine.told[1]) == len(made) and all(
+        one.top_ids[0] == token for one, token in zip(engine.told[1], made, strict=True)
+    )
+    assert all(one.top_ids == () and one.rank == 1 for one in engine.told[3])
+    assert 0 not in engine.told and 2 not in engine.told
+
+
+def test_warm_ups_of_rules_touch_no_seat(engine):
+    engine.prefill([0, 1], 4)
+    engine.decode.warm_rules(2)
+    engine.batch.warm_rules(4)
+    engine.launch(DecodeStep("all", 2), rows=(0, 1))
 
 
 def test_a_failed_step_harms_no_other_request(engine):
@@ -211,7 +303,7 @@ def test_what_lies_in_padding_rows_reaches_no_layer(engine):
 
 def test_a_batch_may_hold_more_rows_than_a_sequence_has_tokens(device, monkeypatch):
     monkeypatch.setattr(batch_inputs, "PinnedRing", PlainRing)
-    seats = CudaSeats(8, 3, device)  # of 12 tokens
+    seats = CudaSeats(8, 3, TokenHistory(9, 1, device), device)  # of 12 tokens
     inputs = batch_inputs.BatchInputs(seats, 72, BLOCK_SIZE, device)
     seats.prepare(Launch(0, None, tuple(Seat(row, row, [1] * 10, 0, (1, 2, 3), 0.0, 1.0, 0, 0) for row in range(5))))
     step = MixedStep((0, 1, 2), ((0, 10),) * 3, "all", 6)

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from bulletserve.core.errors import EngineError
 from bulletserve.core.launch import Launch, PromptPart
 from bulletserve.core.partition import Lattice
 from bulletserve.core.plan import PrefillGroup
 from bulletserve.core.snapshot import MAX_BATCH_PROMPTS
+from bulletserve.core.token_rules import MOST_LOGPROBS
 from bulletserve.engine.cuda.attention import DecodePart, PrefillPart, decode_attention
 from bulletserve.engine.cuda.batch_inputs import BatchInputs, BatchSize, SegmentArrays
 from bulletserve.engine.cuda.buckets import bucket_of
@@ -27,9 +27,13 @@ from bulletserve.engine.cuda.library_attention import LibraryAttention
 from bulletserve.engine.cuda.pinned_ring import TokenReturn
 from bulletserve.engine.cuda.seat_tables import CudaSeats, SeatUpdate, SeatUpdater
 from bulletserve.engine.cuda.tail import Tail
+from bulletserve.engine.drawn import Drawn
 from bulletserve.engine.kv_cache import KvCache
+from bulletserve.engine.masked import masked_rows
+from bulletserve.engine.ruled_seats import PROMPT_PIECE, PromptRun
 from bulletserve.kernels.cuda.prefill_attention import PrefillSegments
 from bulletserve.kernels.cuda.step_tables import begin_decode, gather_rows
+from bulletserve.kernels.token_rules import to_device
 from bulletserve.models.cuda_operators import AttentionPart, CudaStepContext, LaneWorkspace
 from bulletserve.models.decoder import Decoder
 
@@ -68,6 +72,7 @@ class BatchSteps:
         self._model, self._cache, self._seats, self.workspace = model, cache, seats, workspace
         self._lattice, self.layers = lattice, shape.num_layers
         self._token_buckets, self._layer_buckets, self._row_buckets = token_buckets, layer_buckets, row_buckets
+        self._piece_rows = max(rows for rows in row_buckets if rows <= max(PROMPT_PIECE, row_buckets[0]))
         self._library = library
         self._updater = SeatUpdater(seats, device)
         self._in = BatchInputs(seats, max_tokens, cache.block_size, device)
@@ -78,8 +83,8 @@ class BatchSteps:
         self._batch: _Batch | None = None
         self.graphs = StepGraphs()
 
-    def run(self, launch: Launch, update: SeatUpdate | None) -> Tensor | None:
-        """Queue one step; the host tensor where its tokens will lie, if it draws any.
+    def run(self, launch: Launch, update: SeatUpdate | None) -> Drawn:
+        """Queue one step; what it draws, if anything, will lie on the host.
 
         Raises `EngineError` for a layer group whose batch was lost.
         """
@@ -96,8 +101,8 @@ class BatchSteps:
         batch.next_layer = end
         if end < self.layers:
             self._batch = batch
-            return None
-        return self._draw(batch.size, step.sms)
+            return Drawn()
+        return self._draw(launch, batch.size, step.sms)
 
     def give_up(self, launch: Launch, update: SeatUpdate | None) -> None:
         """See `LaneSteps`. Prompts that a mixed step was to finish are rows of the next step already."""
@@ -166,9 +171,13 @@ class BatchSteps:
         positions, slots = self._in.positions[:tokens], self._in.slots[:tokens]
         return CudaStepContext(sms, capturing, self.workspace, positions, slots, parts)
 
-    def _draw(self, size: BatchSize, sms: int) -> Tensor | None:
+    def _draw(self, launch: Launch, size: BatchSize, sms: int) -> Drawn:
+        drawn = Drawn()
+        runs = self._seats.ruled.prompt_runs(launch.parts)
+        if runs:
+            self._tell_of_prompts(runs, launch, sms, drawn)
         if not size.sampled:
-            return None
+            return drawn
         bucket = bucket_of(self._row_buckets, size.sampled)
         assert bucket is not None, "more rows sampled than there are seats"
         graph = self.graphs.get(GraphKey("tail", bucket, sms))
@@ -176,7 +185,23 @@ class BatchSteps:
             graph.replay()
         else:
             self._tail_work(bucket, sms, capturing=False)
-        return self._return.fetch(self._tail.tokens[: size.sampled])
+        if masked := masked_rows(launch):
+            self._tail.redraw_masked(masked, sms)
+        ruled = self._seats.ruled.drawn(launch.parts, launch.rows, self._seats.length)
+        if ruled:
+            self._tail.redraw(ruled, sms, drawn)
+        drawn.tokens = self._return.fetch(self._tail.tokens[: size.sampled])
+        return drawn
+
+    def _tell_of_prompts(self, runs: Sequence[PromptRun], launch: Launch, sms: int, drawn: Drawn) -> None:
+        rows = self._piece_rows
+        context = self._context(rows, sms, ())
+        for whole in runs:
+            prompt = self._seats.prompt(launch.parts[whole.part].seat)
+            for run in whole.pieces(rows):
+                hidden = self.workspace.hidden[run.row : run.row + run.end - run.first]
+                targets = to_device(prompt[run.first : run.end].astype(np.int64), hidden.device)
+                drawn.prompts.append((run, self._tail.of_prompt(hidden, targets, run.most, context, rows)))
 
     # --- graphs -----------------------------------------------------------------------------------------------
 
@@ -218,6 +243,18 @@ class BatchSteps:
         gather_rows(space.hidden, own.at[:rows], own.live_samples, sampled)
         context = self._context(rows, sms, (), capturing=capturing)
         self._tail.draw(sampled, own.sample_seats[:rows], own.live_samples, own.new_lengths[:rows], context)
+
+    def warm_rules(self, sms: int) -> None:
+        """See `CapturedSteps`."""
+        self._tail.warm(sms)
+        hidden = self.workspace.hidden[:1]
+        target = torch.zeros(1, dtype=torch.int64, device=hidden.device)
+        context = self._context(self._piece_rows, sms, ())
+        self._tail.of_prompt(hidden, target, MOST_LOGPROBS, context, self._piece_rows)
+
+    def warm_masks(self, sms: int) -> None:
+        """See `CapturedSteps`."""
+        self._tail.warm_masks(sms)
 
     def pad(self) -> None:
         """Let the inputs be padding only, and all attention planned, as captures and warm-ups want them."""

@@ -69,3 +69,9 @@ class CapturedSteps(Protocol):
 
     def work(self, key: GraphKey, layers: int) -> None:
         """What one graph holds, with its first `layers` layers, on the current stream, as it is captured."""
+
+    def warm_rules(self, sms: int) -> None:
+        """Compile and load what rows with rules need beside the graphs, on the current stream."""
+
+    def warm_masks(self, sms: int) -> None:
+        """Compile and load what rows with masks need beside the graphs, on the current stream."""

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from bulletserve.core.errors import EngineError
 from bulletserve.core.launch import Launch
@@ -20,7 +19,9 @@ from bulletserve.engine.cuda.cuda_graphs import GraphKey, StepGraphs
 from bulletserve.engine.cuda.pinned_ring import PinnedRing, TokenReturn
 from bulletserve.engine.cuda.seat_tables import CudaSeats, SeatUpdate, SeatUpdater, Words, fill_updates
 from bulletserve.engine.cuda.tail import Tail
+from bulletserve.engine.drawn import Drawn
 from bulletserve.engine.kv_cache import KvCache
+from bulletserve.engine.masked import masked_rows
 from bulletserve.kernels.cuda.step_tables import apply_updates, begin_decode, update_words
 from bulletserve.models.cuda_operators import CudaStepContext, LaneWorkspace
 from bulletserve.models.decoder import Decoder
@@ -59,8 +60,8 @@ class DecodeSteps:
         self._host_rows: Words = np.zeros(0, dtype=np.int32)
         self.graphs = StepGraphs()
 
-    def run(self, launch: Launch, update: SeatUpdate | None) -> Tensor | None:
-        """Queue one step; the host tensor where its tokens will lie."""
+    def run(self, launch: Launch, update: SeatUpdate | None) -> Drawn:
+        """Queue one step; what it draws will lie on the host."""
         count = len(launch.rows)
         bucket = bucket_of(self._buckets, count)
         graph = self.graphs.get(GraphKey("decode", bucket or 0, launch.step.sms))
@@ -73,7 +74,14 @@ class DecodeSteps:
         self._send(launch.rows, cells)
         graph.replay()
         self._seats.host_lengths[self._host_rows] += 1
-        return self._return.fetch(self._tail.tokens[:count])
+        drawn = Drawn()
+        if masked := masked_rows(launch):
+            self._tail.redraw_masked(masked, launch.step.sms)
+        ruled = self._seats.ruled.drawn((), launch.rows, self._seats.length)
+        if ruled:
+            self._tail.redraw(ruled, launch.step.sms, drawn)
+        drawn.tokens = self._return.fetch(self._tail.tokens[:count])
+        return drawn
 
     def give_up(self, launch: Launch, update: SeatUpdate | None) -> None:
         """See `LaneSteps`."""
@@ -102,6 +110,14 @@ class DecodeSteps:
         hidden = self._model.embed(ids, context)
         hidden = self._model.run_layers(hidden, 0, layers, context, self._cache)
         self._tail.draw(hidden, rows, self._live, lengths, context)
+
+    def warm_rules(self, sms: int) -> None:
+        """See `CapturedSteps`."""
+        self._tail.warm(sms)
+
+    def warm_masks(self, sms: int) -> None:
+        """See `CapturedSteps`."""
+        self._tail.warm_masks(sms)
 
     def pad(self) -> None:
         """Let the rows be padding only, as captures and warm-ups want them."""

@@ -19,6 +19,7 @@ from bulletserve.engine.cuda.batch_steps import BatchSteps
 from bulletserve.engine.cuda.decode_steps import DecodeSteps
 from bulletserve.engine.cuda.lane import GpuLane, GpuTask, Run
 from bulletserve.engine.cuda.seat_tables import CudaSeats, SeatUpdate
+from bulletserve.engine.drawn import Drawn
 from bulletserve.engine.kv_cache import KvCache
 from bulletserve.resources.manager import PartitionManager
 
@@ -33,8 +34,8 @@ BeforeStep = Callable[[Launch], None]
 class LaneSteps(Protocol):
     """What queues one lane's steps on the current stream."""
 
-    def run(self, launch: Launch, update: SeatUpdate | None) -> torch.Tensor | None:
-        """Queue a step; the host tensor where its tokens will lie."""
+    def run(self, launch: Launch, update: SeatUpdate | None) -> Drawn:
+        """Queue a step; what it draws will lie on the host."""
 
     def give_up(self, launch: Launch, update: SeatUpdate | None) -> None:
         """A step failed, perhaps before it began: see to the tables, because the next may hold its rows, void.
@@ -123,7 +124,7 @@ class CudaExecutor:
         torch.cuda.empty_cache()
 
     def _guarded(self, steps: LaneSteps) -> Run:
-        def run(launch: Launch, prepared: Any) -> torch.Tensor | None:
+        def run(launch: Launch, prepared: Any) -> Drawn:
             try:
                 if self.before_step is not None:
                     self.before_step(launch)

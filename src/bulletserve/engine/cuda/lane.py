@@ -14,17 +14,17 @@ from queue import SimpleQueue
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from bulletserve.core.events import StepDone
 from bulletserve.core.launch import Launch
 from bulletserve.core.ports import Poster
+from bulletserve.engine.drawn import Drawn
 
 _log = logging.getLogger(__name__)
 
-Run = Callable[[Launch, Any], Tensor | None]
-"""Queues a step's work, with what was prepared for it, on the current stream; gives the host tensor in which its tokens
-will lie, if it draws any."""
+Run = Callable[[Launch, Any], Drawn]
+"""Queues a step's work, with what was prepared for it, on the current stream; gives what it draws, which lies on the
+host once the step has run."""
 
 
 def _event(*, blocking: bool) -> torch.cuda.Event:
@@ -47,7 +47,7 @@ class GpuTask:
     end: torch.cuda.Event = field(default_factory=lambda: _event(blocking=True))
     launched: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
-    tokens: Tensor | None = None
+    drawn: Drawn = field(default_factory=Drawn)
     error: BaseException | None = None
 
 
@@ -104,7 +104,7 @@ class GpuLane:
                         task.stream.wait_event(earlier.end)
                 task.start.record()
                 try:
-                    task.tokens = self._run(task.launch, task.prepared)
+                    task.drawn = self._run(task.launch, task.prepared)
                 finally:
                     task.end.record()
         except Exception as failure:
@@ -124,14 +124,13 @@ class GpuLane:
             task.ended.set()
 
     def _outcome(self, task: GpuTask) -> StepDone:
-        tokens: tuple[int, ...] = ()
+        drawn = Drawn()
         took_s = 0.0
         try:
             task.end.synchronize()
             if task.error is None:
                 took_s = task.start.elapsed_time(task.end) / 1e3
-                if task.tokens is not None:
-                    tokens = tuple(task.tokens.tolist())
+                drawn = task.drawn
         except Exception as failure:
             if task.error is None:
                 _log.exception("step %d failed on the device", task.launch.step_id)
@@ -143,7 +142,9 @@ class GpuLane:
             except Exception:  # the loop must hear of the step whatever an onlooker does
                 _log.exception("an observer failed at step %d", task.launch.step_id)
         error = "" if task.error is None else f"the engine failed at this step: {task.error}"
-        return StepDone(task.launch.step_id, tokens, now_s - took_s, now_s, error, is_fault(task.error))
+        step_id, fatal = task.launch.step_id, is_fault(task.error)
+        told, of_prompts = drawn.told(), drawn.told_of_prompts()
+        return StepDone(step_id, drawn.token_ids(), now_s - took_s, now_s, error, fatal, told, of_prompts)
 
 
 def is_fault(error: BaseException | None) -> bool:

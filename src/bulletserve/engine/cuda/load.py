@@ -35,6 +35,7 @@ from bulletserve.engine.memory import MemoryBudget, PartitionMemory
 from bulletserve.formats.description import Checkpoint
 from bulletserve.kernels.cuda.flashinfer_prefill import FlashInferPrefill, available
 from bulletserve.kernels.cuda.matmul_choice import ChoiceTable, TableKey
+from bulletserve.kernels.token_rules import TokenHistory
 from bulletserve.models.cuda_operators import CudaOperators, LaneWorkspace
 from bulletserve.models.decoder import Decoder
 from bulletserve.models.weights import load_state
@@ -110,6 +111,7 @@ def _load(
         Lane.PREFILL: LaneWorkspace(shape, step_rows, max_seqs, dtype, device, lattice.total_sms),
         Lane.DECODE: LaneWorkspace(shape, max_seqs, max_seqs, dtype, device, lattice.total_sms),
     }
+    history = TokenHistory(max_seqs + 1, spaces[Lane.DECODE].logits.shape[1], device)
     loaded_s = time.monotonic()
     operators.choices = choose_products(model, manager, max_seqs, LAYER_GRAPH_TOKENS, spaces[Lane.PREFILL].matmul)
     tuned_s = time.monotonic()
@@ -134,7 +136,8 @@ def _load(
     budget.check(config.max_model_len or 2, "--max-model-len" if config.max_model_len else "the least there is")
     size = size_cache(config, shape, dtype, budget.block_room_bytes, budget.block_room_bytes, max_seqs)
     cache = KvCache(shape, size.total_blocks + 1, config.block_size, dtype, device)
-    seats = CudaSeats(max_seqs, -(-size.max_model_len // config.block_size) + 1, device)
+    blocks = -(-size.max_model_len // config.block_size) + 1
+    seats = CudaSeats(max_seqs, blocks, history, device)
     decode = DecodeSteps(model, cache, seats, spaces[Lane.DECODE], lattice, rows)
     batch = BatchSteps(
         model,
@@ -228,6 +231,11 @@ def _capture_all(
             of_share = [key for key in keys if key.sms == sms]
             taken = _capture(steps, of_share, manager.stream(lane, sms), manager.device)
             took.append(PartitionMemory(f"{lane} on {sms} SMs", len(of_share), taken // len(of_share)))
+            stream = manager.stream(lane, sms)
+            with torch.cuda.stream(stream):
+                steps.warm_rules(sms)
+                steps.warm_masks(sms)
+            stream.synchronize()
         steps.graphs.seal()
     return tuple(took)
 

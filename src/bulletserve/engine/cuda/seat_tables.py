@@ -16,6 +16,7 @@ import torch
 
 from bulletserve.core.launch import Launch, PromptPart, Seat
 from bulletserve.engine.cuda.pinned_ring import PinnedRing
+from bulletserve.engine.ruled_seats import RuledSeats
 from bulletserve.kernels.cuda.step_tables import (
     HEADER_WORDS,
     PAIR_WORDS,
@@ -24,6 +25,7 @@ from bulletserve.kernels.cuda.step_tables import (
     apply_updates,
     update_words,
 )
+from bulletserve.kernels.token_rules import TokenHistory
 
 _PAIRS = 2048
 _RECORDS = 64
@@ -34,19 +36,21 @@ Words = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class SeatUpdate:
-    """Changes of the device's tables: cells of `tables` as (flat index, block), and seats taken."""
+    """Changes of the device's tables: cells of `tables` as (flat index, block), seats taken, and those with rules."""
 
     cells: list[tuple[int, int]]
     seats: Sequence[Seat]
+    ruled: Sequence[Seat] = ()
 
 
 class CudaSeats:
     """Tables for `max_seqs` requests of at most `max_blocks` blocks. Row `max_seqs` is padding: no tokens, block 0.
 
     `device` holds the tables that steps read; `host_tables` and `host_lengths` are this side's copies of two of them.
+    ruled, history: what those with rules for their tokens need.
     """
 
-    def __init__(self, max_seqs: int, max_blocks: int, device: torch.device) -> None:
+    def __init__(self, max_seqs: int, max_blocks: int, history: TokenHistory, device: torch.device) -> None:
         rows = max_seqs + 1
         self.max_seqs = max_seqs
         self.max_blocks = max_blocks
@@ -59,6 +63,8 @@ class CudaSeats:
             top_k=torch.zeros(rows, dtype=torch.int32, device=device),
             seed=torch.zeros(rows, dtype=torch.int64, device=device),
         )
+        self.ruled = RuledSeats()
+        self.history = history
         self.host_tables: Words = np.zeros((rows, max_blocks), dtype=np.int32)
         self.host_lengths: Words = np.zeros(rows, dtype=np.int32)
         self._blocks = [0] * rows
@@ -71,6 +77,7 @@ class CudaSeats:
             return None
         cells: list[tuple[int, int]] = []
         width = self.max_blocks
+        ruled = self.ruled.prepare(launch)
         for seat in launch.seats:
             row, count = seat.seat, len(seat.blocks)
             self.host_tables[row, :count] = seat.blocks
@@ -84,7 +91,7 @@ class CudaSeats:
             self.host_tables[row, at] = block
             cells.append((row * width + at, block))
             self._blocks[row] = at + 1
-        return SeatUpdate(cells, launch.seats)
+        return SeatUpdate(cells, launch.seats, ruled)
 
     def prompt(self, seat: int) -> Words:
         """All prompt tokens of a seat, int32."""
@@ -96,6 +103,10 @@ class CudaSeats:
     def back(self, parts: Sequence[PromptPart]) -> SeatUpdate:
         """What takes the lengths of prompts back to where a step began: what it would have computed is not there."""
         return SeatUpdate([], [self._guest(part.seat)._replace(cached_tokens=part.start) for part in parts])
+
+    def length(self, seat: int) -> int:
+        """Tokens of a seat once the steps that have been prepared have run."""
+        return int(self.host_lengths[seat])
 
     def _guest(self, seat: int) -> Seat:
         guest = self._taken[seat]
@@ -122,6 +133,9 @@ class SeatUpdater:
         while cells or seats:
             self._send(cells[:_PAIRS], seats[:_RECORDS])
             cells, seats = cells[_PAIRS:], seats[_RECORDS:]
+        for seat in update.ruled:
+            assert seat.rules is not None
+            self._seats.history.take(seat.seat, seat.rules, seat.token_ids, seat.prompt_tokens)
 
     def _send(self, cells: list[tuple[int, int]], seats: list[Seat]) -> None:
         words = self._ring.take()

@@ -4,12 +4,20 @@ Knows nothing about layers. The tokens of chosen rows are drawn on the device an
 goes to the host.
 """
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 from torch import Tensor
 
+from bulletserve.core.token_rules import MOST_LOGPROBS, TokenRules
 from bulletserve.engine.cuda.seat_tables import CudaSeats
+from bulletserve.engine.drawn import Drawn
+from bulletserve.engine.masked import MaskedRow
 from bulletserve.kernels.cuda.sampling import sample
 from bulletserve.kernels.cuda.step_tables import finish
+from bulletserve.kernels.masks import keep_allowed, to_device
+from bulletserve.kernels.token_rules import LogprobTensors, RuledRow, RuledRows, RulesOfSeat, logprobs
 from bulletserve.models.cuda_operators import CudaStepContext, LaneWorkspace
 from bulletserve.models.decoder import Decoder
 
@@ -20,6 +28,7 @@ class Tail:
     def __init__(self, model: Decoder, seats: CudaSeats, workspace: LaneWorkspace, max_rows: int) -> None:
         self._model = model
         self._seats = seats
+        self._workspace = workspace
         self._scratch = workspace.sampling
         self.tokens = torch.zeros(max_rows, dtype=torch.int32, device=model.device)
 
@@ -33,3 +42,83 @@ class Tail:
         logits = self._model.logits(hidden, context)
         sample(logits, rows, live, seats, lengths, tokens, self._scratch, context.sms)
         finish(rows, live, tokens, lengths, seats)
+
+    def redraw(self, ruled: Sequence[RuledRow], sms: int, drawn: Drawn) -> None:
+        """Draw the tokens of rows with rules again, from the logits that the step has just left in the workspace."""
+        for start in range(0, len(ruled), _AT_ONCE):
+            self._redraw(ruled[start : start + _AT_ONCE], sms, drawn)
+
+    def _redraw(self, ruled: Sequence[RuledRow], sms: int, drawn: Drawn) -> None:
+        seats = self._seats.device
+        every = self._workspace.logits
+        rows = RuledRows(ruled, every.shape[1], every.device)
+        narrow, positions = rows.seats.int(), rows.positions.int()
+        live = torch.full((1,), len(ruled), dtype=torch.int32, device=every.device)
+        out = torch.empty(len(ruled), dtype=torch.int32, device=every.device)
+
+        def draw(logits: Tensor) -> Tensor:
+            sample(logits, narrow, live, seats, positions, out, self._scratch, sms)
+            return out.long()
+
+        _, told = rows.draw(every[rows.at], self._seats.history, seats.temperature[rows.seats], draw)
+        self.tokens.index_copy_(0, rows.at, out)
+        seats.last_token.index_copy_(0, rows.seats, out)
+        if told is not None:
+            drawn.logprobs.append((ruled, to_host(told)))
+
+    def of_prompt(
+        self, hidden: Tensor, targets: Tensor, most: int, context: CudaStepContext, rows: int
+    ) -> LogprobTensors:
+        """What is told of prompt tokens `targets` int64 [R], predicted from `hidden` [R, H]; on the host, in time.
+
+        The product is one over `rows` rows, whatever R, because that is what has been compiled. Overwrites the logits.
+        """
+        sampled, count = self._workspace.sampled[:rows], len(targets)
+        sampled[:count].copy_(hidden)
+        return to_host(logprobs(self._model.logits(sampled, context)[:count], targets, most))
+
+    def warm(self, sms: int) -> None:
+        """Compile and load what rows with rules need, on the padding seat."""
+        rules = TokenRules((0, 1), ((0, 1), (1,)), 9, (0,), ((0, 0.0),), 1.5, 0.5, 0.5, 0.5, MOST_LOGPROBS)
+        spare = self._seats.max_seqs
+        self._seats.history.take(spare, rules, (0, 1), 1)
+        self.redraw([RuledRow(0, spare, 2, RulesOfSeat.of(rules, 1))], sms, Drawn())
+
+    def redraw_masked(self, masked: Sequence[MaskedRow], sms: int) -> None:
+        """Draw again, for rows with masks, from the logits that the step has just left in the workspace.
+
+        These lose there what is not allowed. The seats' lengths on the host must be those after the step.
+        """
+        for start in range(0, len(masked), _AT_ONCE):
+            self._redraw_masked(masked[start : start + _AT_ONCE], sms)
+
+    def _redraw_masked(self, masked: Sequence[MaskedRow], sms: int) -> None:
+        seats, device = self._seats.device, self.tokens.device
+        at, who = [one.row for one in masked], [one.seat for one in masked]
+        logits = keep_allowed(self._workspace.logits, at, [one.mask for one in masked])
+        lengths = self._seats.host_lengths[who]
+        places = to_device(np.array([at, who, lengths], dtype=np.int32), device)
+        live = torch.full((1,), len(masked), dtype=torch.int32, device=device)
+        tokens = torch.empty(len(masked), dtype=torch.int32, device=device)
+        sample(logits, places[1], live, seats, places[2], tokens, self._scratch, sms)
+        self.tokens.index_copy_(0, places[0].long(), tokens)
+        seats.last_token.index_copy_(0, places[1].long(), tokens)
+
+    def warm_masks(self, sms: int) -> None:
+        """Compile and load what rows with masks need, on the padding seat."""
+        every = b"\xff" * 4 * -(-self._workspace.logits.shape[1] // 32)
+        self.redraw_masked([MaskedRow(0, self._seats.max_seqs, every)], sms)
+
+
+_AT_ONCE = 32
+"""Rows whose logits are copied at once: about 20 MB."""
+
+
+def to_host(told: LogprobTensors) -> LogprobTensors:
+    """Copies on the host, filled in when the current stream gets there."""
+    return LogprobTensors(_to_host(told.ints), _to_host(told.floats))
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda")
+    return host.copy_(tensor, non_blocking=True)

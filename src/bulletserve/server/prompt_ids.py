@@ -1,0 +1,127 @@
+"""Text to prompt ids without holding anybody up, for requests and for `/tokenize` alike.
+
+Knows nothing about sampling or limits on answers. Tokenising a long text takes milliseconds to seconds, so it goes to
+a few worker threads, where the tokenizers library works without the GIL; a short one costs less than the trip there.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from bulletserve.core.errors import InvalidRequest
+from bulletserve.core.resolve import context_too_long
+from bulletserve.server.inputs import Json, message_list
+from bulletserve.server.protocol import ChatFields
+from bulletserve.server.text_codec import ChatStyle, TextCodec
+
+_INLINE_CHARACTERS = 4000
+"""Texts up to this are tokenised on the event loop: about 1 ms."""
+
+_WORKERS = 2
+
+Result = TypeVar("Result")
+
+
+class PromptIds:
+    """Makes ids with one codec.
+
+    `at_work`: calls in the worker threads. `request_templates`: requests may bring chat templates of their own, which
+    are programs: they can take any time.
+    """
+
+    def __init__(self, codec: TextCodec, *, request_templates: bool = False) -> None:
+        self._codec = codec
+        self._request_templates = request_templates
+        self._workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="tokenize")
+        self.at_work = 0
+
+    def close(self) -> None:
+        """End the worker threads."""
+        self._workers.shutdown(wait=False, cancel_futures=True)
+
+    async def of_prompts(
+        self, prompts: Sequence[str | list[int]], *, add_special_tokens: bool, limit: int | None
+    ) -> list[list[int]]:
+        """The ids of texts; ids stay as they are.
+
+        A text that must have more than `limit` tokens (None: no matter) is a `ContextTooLong`, told without tokenising.
+        """
+        for one in prompts:
+            if isinstance(one, str):
+                self._check(one, "prompt", limit)
+
+        def encode_all() -> list[list[int]]:
+            encode = self._codec.encode
+            return [
+                encode(one, add_special_tokens=add_special_tokens) if isinstance(one, str) else one for one in prompts
+            ]
+
+        return await self.run(encode_all, sum(len(one) for one in prompts if isinstance(one, str)))
+
+    async def of_chat(
+        self, chat: ChatFields, *, limit: int | None, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
+        """The ids of a chat. Raises `InvalidRequest` or, as `of_prompts` does, `ContextTooLong`."""
+        messages, style = message_list(chat.messages), self._style(chat)
+
+        def encode() -> list[int]:
+            text = self._codec.render_chat(messages, style, tools)
+            self._check(text, "messages", limit)
+            return self._codec.encode_rendered(text, add_special_tokens=chat.add_special_tokens is True)
+
+        characters = _characters(messages) + _characters(chat.chat_template_kwargs) + _characters(list(tools))
+        return await self.run(encode, _INLINE_CHARACTERS + 1 if style.template else characters)
+
+    def _style(self, chat: ChatFields) -> ChatStyle:
+        goes_on = chat.continue_final_message is True
+        if goes_on and chat.add_generation_prompt:
+            raise InvalidRequest(
+                "continue_final_message and add_generation_prompt exclude each other", param="continue_final_message"
+            )
+        if chat.chat_template is not None and not self._request_templates:
+            raise InvalidRequest(
+                "chat_template in a request is allowed by bullet serve --trust-request-chat-template only",
+                param="chat_template",
+            )
+        add_prompt = chat.add_generation_prompt is not False and not goes_on
+        return ChatStyle(add_prompt, goes_on, chat.chat_template_kwargs or {}, chat.chat_template)
+
+    def _check(self, text: str, param: str, limit: int | None) -> None:
+        longest = self._codec.tokenizer.longest_token
+        if limit is not None and longest is not None and len(text) > limit * longest:
+            raise context_too_long(limit, f"at least {len(text) // longest}", param=param)
+
+    async def run(self, work: Callable[[], Result], characters: int) -> Result:
+        """What `work` on so many characters returns: a little at once, much by a worker thread."""
+        return work() if characters <= _INLINE_CHARACTERS else await self.run_apart(work)
+
+    async def run_apart(self, work: Callable[[], Result]) -> Result:
+        """Work in a worker, whatever it is."""
+        self.at_work += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._workers, work)
+        finally:
+            self.at_work -= 1
+
+
+def _characters(value: Json) -> int:
+    """About how much there is for a template to go through."""
+    if isinstance(value, dict):
+        return sum(map(_characters, value.values()))
+    return sum(map(_characters, value)) if isinstance(value, list) else len(value) if isinstance(value, str) else 1
+
+
+def shorten(ids: list[int], most: int | None, *, room: int) -> list[int]:
+    """The last `most` of a prompt's ids, of all of them where it is None; -1: as many as there is `room` for.
+
+    Raises `InvalidRequest` for more than `room`.
+    """
+    if most is None:
+        return ids
+    if most > room:
+        raise InvalidRequest(
+            f"truncate_prompt_tokens is {most}, but there is room for a prompt of {room} tokens",
+            param="truncate_prompt_tokens",
+        )
+    return ids[-(room if most < 0 else most) :]

@@ -1,0 +1,96 @@
+"""Which grammar a request asks for: `response_format`, `structured_outputs` and the older `guided_*`.
+
+Knows nothing about tokens or tools. One of them at most; whatever a client sends, it hears here what is wrong with it.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from bulletserve.core.errors import InvalidRequest
+from bulletserve.grammar.texts import ANY_OBJECT, choice_grammar, json_grammar, regex_grammar
+from bulletserve.server.protocol import CommonBody
+
+Json: TypeAlias = Any
+MakeGrammar: TypeAlias = Callable[[], str]
+"""Makes the grammar and checks it, in its own time: not on the event loop. Raises `InvalidRequest`."""
+
+_KINDS = ("json", "regex", "choice", "json_object")
+_GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice"}
+
+
+def wanted_grammar(body: CommonBody) -> MakeGrammar | None:
+    """What makes the grammar of the whole answer; None for a free one. Raises `InvalidRequest`."""
+    wanted = [
+        _of_format(body.response_format),
+        _of_outputs(body.structured_outputs),
+        *(_make(kind, getattr(body, name), name) for name, kind in _GUIDED.items() if getattr(body, name) is not None),
+    ]
+    makers = [maker for maker in wanted if maker is not None]
+    if len(makers) > 1:
+        raise InvalidRequest("an answer takes one format: response_format, structured_outputs or one guided_* field")
+    return makers[0] if makers else None
+
+
+def _of_format(value: Json) -> MakeGrammar | None:
+    """`response_format`."""
+    if value is None:
+        return None
+    param = "response_format"
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return lambda: json_grammar(ANY_OBJECT, param)
+    if kind != "json_schema":
+        raise InvalidRequest(f"{param}.type must be text, json_object or json_schema", param=param)
+    inner = value.get("json_schema")
+    if not isinstance(inner, dict) or not isinstance(inner.get("schema"), dict):
+        raise InvalidRequest(f"{param}.json_schema.schema must be a JSON schema, an object", param=param)
+    return _make("json", inner["schema"], param)
+
+
+def _of_outputs(value: Json) -> MakeGrammar | None:
+    """`structured_outputs`, of which one kind may be set."""
+    if value is None:
+        return None
+    param = "structured_outputs"
+    if not isinstance(value, Mapping):
+        raise InvalidRequest(f"{param} must be an object with one of {', '.join(_KINDS)}", param=param)
+    asked = {name: inner for name, inner in value.items() if inner is not None and inner is not False}
+    for name in asked:
+        if name not in _KINDS:
+            raise InvalidRequest(f"{param}.{name!s:.100} is not supported, but {', '.join(_KINDS)} are", param=param)
+    if len(asked) != 1:
+        raise InvalidRequest(f"{param} must have exactly one of {', '.join(_KINDS)}", param=param)
+    ((kind, inner),) = asked.items()
+    return _make(kind, inner, param)
+
+
+def _make(kind: str, value: Json, param: str) -> MakeGrammar:
+    if kind == "json_object":
+        return lambda: json_grammar(ANY_OBJECT, param)
+    if kind == "json":
+        if isinstance(value, str):
+            return lambda: json_grammar(_parsed(value, param), param)
+        if not isinstance(value, dict):
+            raise InvalidRequest(f"{param}: a JSON schema must be an object", param=param)
+        return lambda: json_grammar(value, param)
+    if kind == "regex":
+        if not isinstance(value, str) or not value:
+            raise InvalidRequest(f"{param}: a regular expression must be a string, not empty", param=param)
+        return lambda: regex_grammar(value, param)
+    if not isinstance(value, list) or not all(isinstance(choice, str) for choice in value):
+        raise InvalidRequest(f"{param}: a choice must be a list of strings", param=param)
+    return lambda: choice_grammar(value, param)
+
+
+def _parsed(text: str, param: str) -> dict[str, Json]:
+    """A schema that comes as text, as vLLM takes it."""
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError):
+        raise InvalidRequest(f"{param}: the JSON schema is no JSON", param=param) from None
+    if not isinstance(schema, dict):
+        raise InvalidRequest(f"{param}: a JSON schema must be an object", param=param)
+    return schema

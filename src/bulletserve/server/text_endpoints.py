@@ -1,0 +1,80 @@
+"""`POST /tokenize` and `POST /detokenize`: prompt ids as requests get them, and text back.
+
+Knows nothing about the engine: what turns text into ids is the same object that serves requests.
+"""
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from bulletserve.core.errors import InvalidRequest
+from bulletserve.core.resolve import check_ids
+from bulletserve.server.open_requests import OpenRequests
+from bulletserve.server.prompt_ids import PromptIds
+from bulletserve.server.protocol import ChatFields, Json, parse_body
+from bulletserve.server.request_body import read_body
+from bulletserve.server.settings import ServerSettings, served_name
+from bulletserve.server.text_codec import TextCodec
+
+
+class TokenizeBody(ChatFields):
+    """`prompt`, a string, or `messages` with what goes with them. `return_token_strs`: also each token as text."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    model: str | None = None
+    prompt: Json = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(BaseModel):
+    """`tokens`, ids."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    model: str | None = None
+    tokens: Annotated[list[int], Field(fail_fast=True)]
+
+
+class TextEndpoints:
+    """One method per path."""
+
+    def __init__(self, ids: PromptIds, codec: TextCodec, open_requests: OpenRequests, settings: ServerSettings) -> None:
+        self._ids = ids
+        self._codec = codec
+        self._open_requests = open_requests
+        self._settings = settings
+
+    async def tokenize(self, request: Request) -> Response:
+        """POST /tokenize: the ids of a text or a chat, however long."""
+        body = parse_body(TokenizeBody, await read_body(request, self._settings))
+        served_name(body.model, self._settings.served_names)
+        self._open_requests.check_room(1 + self._ids.at_work)
+        tokens = await self._tokens(body)
+        texts = None
+        if body.return_token_strs:
+            texts = [self._codec.decode([token], skip_special_tokens=False) for token in tokens]
+        max_model_len = self._open_requests.info.max_model_len
+        return JSONResponse(
+            {"count": len(tokens), "max_model_len": max_model_len, "tokens": tokens, "token_strs": texts}
+        )
+
+    async def detokenize(self, request: Request) -> Response:
+        """POST /detokenize: the text of ids, special tokens included."""
+        body = parse_body(DetokenizeBody, await read_body(request, self._settings))
+        served_name(body.model, self._settings.served_names)
+        check_ids(body.tokens, self._codec.vocab_size, "tokens")
+        return JSONResponse({"prompt": self._codec.decode(body.tokens, skip_special_tokens=False)})
+
+    async def _tokens(self, body: TokenizeBody) -> list[int]:
+        if (body.prompt is None) == (body.messages is None):
+            raise InvalidRequest("give either prompt or messages", param="prompt")
+        if body.messages is not None:
+            return await self._ids.of_chat(body, limit=None)
+        if not isinstance(body.prompt, str):
+            raise InvalidRequest("prompt must be a string", param="prompt")
+        add_special_tokens = body.add_special_tokens is not False
+        (tokens,) = await self._ids.of_prompts([body.prompt], add_special_tokens=add_special_tokens, limit=None)
+        return tokens

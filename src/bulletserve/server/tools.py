@@ -1,0 +1,133 @@
+"""The tools that a chat request brings, and what it says about calling them.
+
+Knows nothing about how a model writes calls (`tool_calls` does). "required" and a named tool are kept by a grammar,
+whatever the model; "auto" leaves the choice to it and needs a reader of its format.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from bulletserve.core.errors import InvalidRequest
+from bulletserve.grammar.texts import json_grammar
+from bulletserve.server.protocol import ChatBody
+from bulletserve.server.structured import MakeGrammar
+from bulletserve.server.tool_calls import CallReader, ListReader, MakeReader, NamedReader
+
+Json: TypeAlias = Any
+
+MOST_TOOLS = 128
+_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
+_LONGEST_NAME = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """`listed`: what the chat template shows. `make_reader`: finds calls in the answer's text, None where there can be
+    none. `make_grammar`: what the answer must fit."""
+
+    listed: Sequence[dict[str, Json]] = ()
+    make_reader: MakeReader | None = None
+    make_grammar: MakeGrammar | None = None
+
+
+def tool_use(body: ChatBody, auto: MakeReader | None) -> ToolUse:
+    """What a request says about tools. `auto`: the reader of the model's own format, where the operator set one.
+
+    Raises `InvalidRequest` for tools that are none, a choice that names none of them, or "auto" without a reader.
+    """
+    tools = _tools(body.tools)
+    choice = _choice(body.tool_choice, tools)
+    if choice == "none":
+        return ToolUse(tools)
+    if choice == "auto":
+        if auto is None:
+            raise InvalidRequest(
+                'tool_choice "auto" needs bullet serve --enable-auto-tool-choice --tool-call-parser NAME; '
+                '"required" and a named tool work without',
+                param="tool_choice",
+            )
+        most = None if body.parallel_tool_calls is not False else 1
+        return ToolUse(tools, lambda: CallReader(auto(), most))
+    if choice == "required":
+        schema = _calls_schema(tools, several=body.parallel_tool_calls is not False)
+        return ToolUse(tools, ListReader, lambda: json_grammar(schema, "tools"))
+    name = choice.removeprefix("=")
+    parameters = next(_parameters(tool) for tool in tools if tool["function"]["name"] == name)
+    return ToolUse(tools, lambda: NamedReader(name), lambda: json_grammar(parameters, "tools"))
+
+
+def _tools(tools: Json) -> list[dict[str, Json]]:
+    if tools is None:
+        return []
+    if not isinstance(tools, list) or len(tools) > MOST_TOOLS:
+        raise InvalidRequest(f"tools must be a list of at most {MOST_TOOLS} tools", param="tools")
+    names = [_checked_name(tool, f"tools[{place}]") for place, tool in enumerate(tools)]
+    if len(set(names)) < len(names):
+        raise InvalidRequest("tools: two of them have the same name", param="tools")
+    return tools
+
+
+def _checked_name(tool: Json, where: str) -> str:
+    function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
+    if not isinstance(function, dict):
+        raise InvalidRequest(f'{where} must be {{"type": "function", "function": {{...}}}}', param="tools")
+    name = function.get("name")
+    if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME or not _NAME_CHARACTERS.issuperset(name):
+        raise InvalidRequest(
+            f"{where}.function.name must be 1 to {_LONGEST_NAME} letters, digits, underscores, dots or hyphens",
+            param="tools",
+        )
+    if not isinstance(function.get("parameters"), dict | None):
+        raise InvalidRequest(f"{where}.function.parameters must be a JSON schema, an object", param="tools")
+    return name
+
+
+def _choice(choice: Json, tools: Sequence[dict[str, Json]]) -> str:
+    """none, auto, required, or = and the name of a tool."""
+    if choice is None:
+        return "auto" if tools else "none"
+    if choice in ("none", "auto") and not tools:
+        return "none"
+    if isinstance(choice, dict) and isinstance(choice.get("function"), dict) and choice.get("type") == "function":
+        name = choice["function"].get("name")
+        if not any(tool["function"]["name"] == name for tool in tools):
+            raise InvalidRequest(f"tool_choice: no tool is called {name!r:.100}", param="tool_choice")
+        return f"={name}"
+    if choice not in ("none", "auto", "required"):
+        raise InvalidRequest(
+            'tool_choice must be "none", "auto", "required" or {"type": "function", "function": {"name": ...}}',
+            param="tool_choice",
+        )
+    if not tools:
+        raise InvalidRequest('tool_choice "required" needs tools', param="tool_choice")
+    return str(choice)
+
+
+def _parameters(tool: dict[str, Json]) -> dict[str, Json]:
+    parameters = tool["function"].get("parameters")
+    return parameters if parameters else {"type": "object", "properties": {}}
+
+
+def _calls_schema(tools: Sequence[dict[str, Json]], *, several: bool) -> dict[str, Json]:
+    """A list of calls. Definitions move from each tool's schema to the root, which their references start from."""
+    shared: dict[str, dict[str, Json]] = {"$defs": {}, "definitions": {}}
+    calls = []
+    for tool in tools:
+        parameters = dict(_parameters(tool))
+        for keyword, known in shared.items():
+            inner = parameters.pop(keyword, None)
+            for name, schema in inner.items() if isinstance(inner, dict) else ():
+                if known.setdefault(name, schema) != schema:
+                    raise InvalidRequest(f"tools: two of them define {name!r:.100} differently", param="tools")
+        calls.append(
+            {
+                "type": "object",
+                "properties": {"name": {"const": tool["function"]["name"]}, "parameters": parameters},
+                "required": ["name", "parameters"],
+                "additionalProperties": False,
+            }
+        )
+    limit = {} if several else {"maxItems": 1}
+    defined = {keyword: known for keyword, known in shared.items() if known}
+    return {"type": "array", "minItems": 1, **limit, "items": {"anyOf": calls}, **defined}

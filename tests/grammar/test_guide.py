@@ -1,0 +1,253 @@
+"""Masks are what the grammar allows, token by token, to the end; checked with whole texts and with random walks."""
+
+import json
+import random
+import re
+import threading
+from collections.abc import Iterator
+from queue import SimpleQueue
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bulletserve.core.errors import BrokenCheckpoint, InvalidRequest
+from bulletserve.core.events import Event, Masked
+from bulletserve.grammar.guide import GrammarGuide
+from bulletserve.grammar.texts import ANY_OBJECT, choice_grammar, json_grammar, regex_grammar
+from bulletserve.grammar.vocabulary import vocabulary
+from bulletserve.server.text_codec import TextCodec
+from tests.server.small_model import SHAPE, small_checkpoint
+
+EOS = 0
+VOCAB_SIZE = SHAPE.vocab_size  # some ids more than the tokenizer has
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+class Answers:
+    def __init__(self) -> None:
+        self.queue: SimpleQueue[Event] = SimpleQueue()
+
+    def post(self, event: Event) -> None:
+        self.queue.put(event)
+
+    def next(self) -> Masked:
+        event = self.queue.get(timeout=20)
+        assert isinstance(event, Masked)
+        return event
+
+
+class Walk:
+    """One guide, and answers of its requests."""
+
+    def __init__(self, codec: TextCodec, eos_ids: tuple[int, ...] = (EOS,)) -> None:
+        tokenizer = codec.tokenizer
+        self.codec = codec
+        self.answers = Answers()
+        self.guide = GrammarGuide(
+            self.answers,
+            lambda: vocabulary(tokenizer.all_pieces, tokenizer.special_ids, eos_ids, VOCAB_SIZE, self.encode),
+        )
+
+    def encode(self, text: str) -> list[int]:
+        return self.codec.encode(text, add_special_tokens=False)
+
+    def random_answer(self, grammar: str, seed: int, most: int = 400) -> str | None:
+        """What a model that knows nothing answers, None if it does not come to an end."""
+        chance = random.Random(seed)
+        ids: list[int] = []
+        self.guide.begin(seed, grammar)
+        while len(ids) < most:
+            made = self.answers.next()
+            assert not made.error
+            if made.over:
+                break
+            token = chance.choice(allowed(made))
+            if token == EOS:
+                break
+            ids.append(token)
+            self.guide.follow(seed, token)
+        else:
+            assert not self.answers.next().error
+            self.guide.forget(seed)
+            return None
+        self.guide.forget(seed)
+        return self.codec.decode(ids)
+
+    def accepts(self, grammar: str, text: str) -> bool:
+        """Whether the grammar lets exactly this text be the answer."""
+        self.guide.begin(1, grammar)
+        try:
+            for token in self.encode(text):
+                made = self.answers.next()
+                if made.over or token not in allowed(made):
+                    return False
+                self.guide.follow(1, token)
+            made = self.answers.next()
+            return made.over or EOS in allowed(made)
+        finally:
+            self.guide.forget(1)
+
+
+def allowed(made: Masked) -> list[int]:
+    bits = int.from_bytes(made.mask, "little")
+    return [token for token in range(VOCAB_SIZE) if bits >> token & 1]
+
+
+@pytest.fixture(scope="module")
+def walk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walk]:
+    walk = Walk(TextCodec.from_checkpoint(small_checkpoint(tmp_path_factory.mktemp("small"))))
+    yield walk
+    walk.guide.close()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_is_drawn_from_the_masks_fits_the_schema(walk: Walk, seed: int) -> None:
+    text = walk.random_answer(json_grammar(PERSON, "response_format"), seed)
+    assert text is not None
+    person = json.loads(text)
+    assert person.keys() == {"name", "age"}
+    assert len(person["name"]) <= 8
+    assert 0 <= person["age"] <= 150
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_and_a_regular_expression(walk: Walk, seed: int) -> None:
+    regex = r"[a-f]{3}/[0-9]+(yes|no) \d{2}"
+    text = walk.random_answer(regex_grammar(regex, "structured_outputs"), seed)
+    assert text is None or re.fullmatch(regex, text)
+
+
+@given(
+    choices=st.lists(
+        st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=6), min_size=1, max_size=4
+    ),
+    seed=st.integers(0, 2**32),
+)
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+def test_and_any_list_of_choices(walk: Walk, choices: list[str], seed: int) -> None:
+    assert walk.random_answer(choice_grammar(choices, "structured_outputs"), seed) in choices
+
+
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        ('{"name": "Ada", "age": 36}', True),
+        ('{"name":"Ada","age":36}', True),
+        ('{\n  "name": "Ada",\n  "age": 36\n}', True),
+        ('{"name": "Ada"}', False),
+        ('{"name": "Ada", "age": "36"}', False),
+        ('{"name": "Ada", "age": 36}}', False),
+        ('{"name": "Ada", "age": 36', False),
+        ("{" + " " * 40 + '"name": "Ada", "age": 36}', False),
+        ('<|end|>{"name": "Ada", "age": 36}', False),
+    ],
+)
+def test_whole_texts(walk: Walk, text: str, fits: bool) -> None:
+    assert walk.accepts(json_grammar(PERSON, "response_format"), text) is fits
+
+
+texts = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), max_size=5)
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | texts, lambda inner: st.lists(inner, max_size=3), max_leaves=5
+)
+
+
+@given(value=st.dictionaries(texts, values, max_size=3))
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+def test_any_object_is_an_object_and_nothing_else_is(walk: Walk, value: dict[str, object]) -> None:
+    grammar = json_grammar(ANY_OBJECT, "response_format")
+    assert walk.accepts(grammar, json.dumps(value, ensure_ascii=False))
+    assert not walk.accepts(grammar, json.dumps([value]))
+
+
+@pytest.mark.parametrize(
+    ("regex", "text", "fits"),
+    [
+        (r"^\d{3}$", "123", True),
+        (r"^\d{3}$", "1234", False),
+        (r"\w+/x\/y", "ab/x/y", True),
+        (r"(?i)yes", "YeS", True),
+        (r"[^a]+", "bcd\n", True),
+        (r"[^a]+", "bad", False),
+    ],
+)
+def test_regular_expressions_match_the_whole_answer(walk: Walk, regex: str, text: str, fits: bool) -> None:
+    assert walk.accepts(regex_grammar(regex, "guided_regex"), text) is fits
+
+
+def test_a_model_without_end_tokens_ends_where_nothing_may_follow(walk: Walk) -> None:
+    endless = Walk(walk.codec, eos_ids=())
+    grammar = choice_grammar(["hello", "hell"], "structured_outputs")
+    assert endless.random_answer(grammar, 3) in ("hello", None)
+    endless.guide.close()
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: json_grammar({"type": "number or so"}, "response_format"), "response_format: this schema"),
+        (lambda: json_grammar({"not": {"type": "string"}}, "response_format"), "Unimplemented keys"),
+        (lambda: regex_grammar("(", "guided_regex"), "guided_regex: this regular expression"),
+        (lambda: choice_grammar([], "guided_choice"), "guided_choice: a choice must have texts"),
+        (lambda: choice_grammar(["a", ""], "guided_choice"), "none of them empty"),
+        (lambda: regex_grammar("a" * 300_000, "guided_regex"), "200000 characters"),
+    ],
+)
+def test_what_cannot_be_followed_is_said_at_once(make, words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        make()
+
+
+def test_whoever_asks_is_answered_whatever_goes_wrong(walk: Walk) -> None:
+    walk.guide.begin(5, "no grammar {")
+    assert "could not be followed" in walk.answers.next().error
+    walk.guide.forget(5)
+    walk.guide.begin(6, choice_grammar(["yes"], "p"))
+    assert walk.answers.next().mask
+    walk.guide.follow(6, walk.encode("z")[0])
+    assert "could not be followed" in walk.answers.next().error
+    walk.guide.forget(6)
+    walk.guide.begin(7, regex_grammar("", "p"))
+    assert allowed(walk.answers.next()) == [EOS]
+    walk.guide.forget(7)
+
+
+def test_without_a_tokenizer_every_grammar_is_an_error() -> None:
+    def none() -> None:
+        raise BrokenCheckpoint("the model has no tokenizer.json")
+
+    answers = Answers()
+    guide = GrammarGuide(answers, none)  # type: ignore[arg-type]
+    for request_id in range(2):
+        guide.begin(request_id, choice_grammar(["yes"], "p"))
+        assert "no tokenizer.json" in answers.next().error
+    guide.close()
+
+
+def test_a_request_that_is_forgotten_while_its_grammar_compiles_leaves_nothing(walk: Walk) -> None:
+    gate = threading.Event()
+    answers = Answers()
+    ready = walk.guide.make_vocabulary
+
+    def slowly():
+        gate.wait(20)
+        return ready()
+
+    guide = GrammarGuide(answers, slowly)
+    guide.begin(1, choice_grammar(["yes"], "p"))
+    guide.forget(1)
+    gate.set()
+    answers.next()
+    assert not guide._followed
+    guide.close()

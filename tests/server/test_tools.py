@@ -1,0 +1,165 @@
+"""Tools over HTTP: what is refused, what the model is shown, and how calls look to the openai client."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import openai
+import pytest
+
+from bulletserve.core.errors import ConfigError
+from bulletserve.formats.description import Checkpoint
+from tests.server.conftest import SETTINGS, Served
+from tests.server.small_model import small_checkpoint
+from tests.server.sse import events
+
+SHOWING = (
+    "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}"
+    "{% for m in messages %}<|open|>{{ m['role'] }}\n{{ m['content'] }}"
+    "{% for call in m['tool_calls'] or [] %}[{{ call['function']['name'] }}:{{ call['function']['arguments']['x'] }}]"
+    "{% endfor %}<|close|>\n{% endfor %}<|open|>assistant\n"
+)
+LOOK = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "see",
+        "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}},
+    },
+}
+BARE = {"type": "function", "function": {"name": "look"}}
+CALL = '<tool_call>\n{"name": "look", "arguments": {"x": 7}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def hermes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    checkpoint: Checkpoint = small_checkpoint(tmp_path_factory.mktemp("tools"), template=SHOWING)
+    served = Served(checkpoint, replace(SETTINGS, tool_call_parser="hermes"))
+    yield served
+    served.close()
+
+
+def shown(served: Served) -> str:
+    """The prompt of the last request."""
+    return served.codec.decode(list(served.engine.arrived[-1].prompt_ids), skip_special_tokens=False)
+
+
+def test_the_model_is_shown_the_tools_and_earlier_calls(hermes: Served) -> None:
+    hermes.say("fine")
+    call = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": '{"x": 3}'}}
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "b"},
+    ]
+    answer = hermes.chat(messages=messages, tools=[LOOK], max_tokens=9)
+    assert answer.status_code == 200, answer.text
+    prompt = shown(hermes)
+    assert prompt.startswith(json.dumps(LOOK))
+    assert "<|open|>assistant\n[look:3]<|close|>\n<|open|>tool\nb<|close|>" in prompt
+
+
+def test_a_call_in_one_document(hermes: Served) -> None:
+    hermes.say(f"Well. {CALL}")
+    choice = hermes.chat(tools=[LOOK]).json()["choices"][0]
+    assert choice["message"]["content"] == "Well."
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "look", "arguments": '{"x": 7}'}
+    assert (call["type"], choice["finish_reason"]) == ("function", "tool_calls")
+
+
+def test_a_call_in_a_stream_as_the_openai_client_reads_it(hermes: Served) -> None:
+    hermes.say(CALL + CALL)
+    client = openai.OpenAI(base_url=f"{hermes.url}/v1", api_key="none")
+    stream = client.chat.completions.create(
+        model="small",
+        messages=[{"role": "user", "content": "hello"}],
+        tools=[BARE],  # type: ignore[list-item]
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    names: list[str] = []
+    arguments: dict[int, list[str]] = {}
+    last = None
+    for chunk in stream:
+        for choice in chunk.choices:
+            last = choice.finish_reason or last
+            for call in choice.delta.tool_calls or []:
+                assert call.function is not None
+                if call.function.name:
+                    assert call.id
+                    assert call.index == len(names)
+                    names.append(call.function.name)
+                arguments.setdefault(call.index, []).append(call.function.arguments or "")
+            assert not choice.delta.content
+    assert names == ["look", "look"]
+    assert [json.loads("".join(pieces)) for pieces in arguments.values()] == [{"x": 7}] * 2
+    assert len(arguments[0]) > 3, "the arguments grow as they are written"
+    assert last == "tool_calls"
+    assert chunk.usage is not None
+
+
+def test_one_call_at_most_without_parallel_calls(hermes: Served) -> None:
+    hermes.say(CALL + CALL)
+    message = hermes.chat(tools=[LOOK], parallel_tool_calls=False).json()["choices"][0]["message"]
+    assert len(message["tool_calls"]) == 1
+
+
+def test_free_text_streams_token_by_token_beside_tools(hermes: Served) -> None:
+    hermes.say("hello there")
+    chunks = events(hermes.chat(tools=[LOOK], stream=True))
+    said = [choice["delta"].get("content", "") for chunk in chunks for choice in chunk["choices"]]
+    assert "".join(said) == "hello there"
+    assert len([text for text in said if text]) > 4
+    assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
+
+
+@pytest.mark.parametrize(
+    ("choice", "grammar"),
+    [("none", False), ("auto", False), ("required", True), ({"type": "function", "function": {"name": "look"}}, True)],
+)
+def test_required_and_named_tools_are_kept_by_a_grammar(hermes: Served, choice: Any, grammar: bool) -> None:
+    hermes.say('[{"name": "look", "parameters": {"x": 1}}]' if choice == "required" else '{"x": 1}')
+    answer = hermes.chat(tools=[LOOK], tool_choice=choice).json()["choices"][0]
+    assert bool(hermes.engine.arrived[-1].grammar) is grammar
+    calls = answer["message"].get("tool_calls", [])
+    assert [call["function"] for call in calls] == [{"name": "look", "arguments": '{"x": 1}'}] * grammar
+
+
+def refused(served: Served, **body: Any) -> dict[str, Any]:
+    answer = served.chat(**body)
+    assert answer.status_code == 400, answer.text
+    error: dict[str, Any] = answer.json()["error"]
+    return error
+
+
+def test_what_is_no_tool_is_refused(hermes: Served) -> None:
+    def tool(**function: Any) -> dict[str, Any]:
+        return {"type": "function", "function": function}
+
+    for tools in ({}, "look", [{}], [None], [tool()], [tool(name="a b")], [tool(name="a", parameters=3)], [LOOK, LOOK]):
+        assert refused(hermes, tools=tools)["param"] == "tools"
+    for choice in ("sometimes", 3, {"type": "function", "function": {"name": "jump"}}, {"type": "function"}):
+        assert refused(hermes, tools=[LOOK], tool_choice=choice)["param"] == "tool_choice"
+    assert refused(hermes, tool_choice="required")["param"] == "tool_choice"
+    odd = tool(name="a", parameters={"type": "strange"})
+    assert refused(hermes, tools=[odd], tool_choice="required")["param"] == "tools"
+    both = {"response_format": {"type": "json_object"}, "tools": [LOOK]}
+    assert "exclude each other" in refused(hermes, **both)["message"]
+    for call in (3, {}, {"function": {"name": 3}}, {"function": {"name": "a", "arguments": "{"}}):
+        message = {"role": "assistant", "content": None, "tool_calls": [call]}
+        assert refused(hermes, messages=[message])["param"] == "messages"
+
+
+def test_auto_needs_a_parser(served: Served) -> None:
+    error = refused(served, tools=[LOOK])
+    assert "--tool-call-parser" in error["message"]
+    served.say("[]")
+    assert served.chat(tools=[LOOK], tool_choice="none").status_code == 200
+    assert served.chat(tools=[LOOK], tool_choice="required").status_code == 200
+
+
+def test_an_unknown_parser_is_named() -> None:
+    with pytest.raises(ConfigError, match="--tool-call-parser must be one of hermes"):
+        replace(SETTINGS, tool_call_parser="other")

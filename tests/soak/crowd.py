@@ -1,0 +1,139 @@
+"""A crowd of clients for one server, some of them badly behaved: raw connections on one event loop.
+
+Arrivals do not wait for answers. Each client is one connection; what became of it is counted by a word.
+"""
+
+import asyncio
+import json
+import random
+import socket
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+SLOW_BYTES_S, SLOW_TOKENS = 100, 4
+"""Slow readers ask for less, or the end of a run would be spent waiting for them: 4 tokens are ten seconds."""
+
+BROKEN_BODIES = (
+    b"{",
+    b"[]",
+    b'{"prompt": 5}',
+    b'{"prompt": [99999999]}',
+    b'{"prompt": "a", "max_tokens": -1}',
+    b"\xff\xfe",
+)
+ENDED = (b"data: [DONE]\n\n", b'"error"')
+
+
+@dataclass
+class Tally:
+    """What became of the requests of a crowd. `whole`: answers that came whole, slow readers' too; `health_s`: how long
+    each look at /health took; `healthy`: it always was."""
+
+    ends: Counter[str] = field(default_factory=Counter)
+    health_s: list[float] = field(default_factory=list)
+    healthy: bool = True
+    seconds: float = 0.0
+
+    @property
+    def whole(self) -> int:
+        """Answers that somebody got to the end of."""
+        return self.ends["honest 200"] + self.ends["slow 200"]
+
+
+class Crowd:
+    """`abuse`: the share of clients, each, that vanish in the middle, read at 100 B/s, and send what is no request."""
+
+    def __init__(self, port: int, *, output_tokens: int, abuse: float, seed: int = 0) -> None:
+        self._port = port
+        self._abuse = abuse
+        self._rng = random.Random(seed)
+        self._body, self._short_body = (
+            json.dumps({"prompt": [3, 5, 7] * 10, "max_tokens": tokens, "ignore_eos": True, "stream": True}).encode()
+            for tokens in (output_tokens, SLOW_TOKENS)
+        )
+        self._tally = Tally()
+
+    async def run(self, rate: float, seconds: float) -> Tally:
+        """Arrivals at `rate` a second; ends when the last client has."""
+        began_s = time.monotonic()
+        over = threading.Event()
+        looker = asyncio.create_task(asyncio.to_thread(self._look, over))
+        clients: set[asyncio.Task[None]] = set()
+        while (at_s := time.monotonic() - began_s) < seconds:
+            while len(clients) < at_s * rate:
+                clients.add(asyncio.create_task(self._client()))
+            await asyncio.sleep(0.005)
+        self._tally.seconds = seconds
+        await asyncio.wait_for(asyncio.gather(*clients), 180)
+        over.set()
+        await looker
+        return self._tally
+
+    async def one_after_the_other(self, clients: int, seconds: float) -> Tally:
+        """Honest clients that each send again as soon as they have their answer: what the server can do."""
+        until_s = time.monotonic() + seconds
+
+        async def keep_asking() -> None:
+            while time.monotonic() < until_s:
+                self._tally.ends[f"honest {await self._ask(self._body, 1 << 20)}"] += 1
+
+        await asyncio.gather(*(keep_asking() for _ in range(clients)))
+        self._tally.seconds = seconds
+        return self._tally
+
+    async def _client(self) -> None:
+        kind = self._rng.random() / self._abuse if self._abuse else 9.0
+        if kind < 1:
+            self._tally.ends["vanished"] += 1
+            await self._vanish()
+        elif kind < 2:
+            self._tally.ends[f"slow {await self._ask(self._short_body, SLOW_BYTES_S)}"] += 1
+        elif kind < 3:
+            status = await self._ask(self._rng.choice(BROKEN_BODIES), 1 << 20)
+            self._tally.ends[f"malformed {status}"] += 1
+        else:
+            self._tally.ends[f"honest {await self._ask(self._body, 1 << 20)}"] += 1
+
+    async def _open(self, body: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 12)
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(
+            body
+        )
+        writer.write(head + body)
+        return reader, writer
+
+    async def _ask(self, body: bytes, bytes_s: int) -> str:
+        """The status of an answer, once all of it has come; `cut` where its end is missing."""
+        reader, writer = await self._open(body)
+        try:
+            answer = await reader.readline()
+            status = answer.split()[1].decode() if answer else "none"
+            while data := await reader.read(min(bytes_s, 1 << 16)):
+                answer = answer[-200:] + data
+                if bytes_s == SLOW_BYTES_S:
+                    await asyncio.sleep(1)
+        except ConnectionError:
+            return "reset"
+        finally:
+            writer.close()
+        return status if any(end in answer for end in ENDED) or status != "200" else "cut"
+
+    async def _vanish(self) -> None:
+        reader, writer = await self._open(self._body)
+        try:
+            async with asyncio.timeout(self._rng.random()):
+                await reader.read(500)
+        except (TimeoutError, ConnectionError):
+            pass
+        writer.transport.abort()
+
+    def _look(self, over: threading.Event) -> None:
+        """On a thread of its own, so that it is the server that is looked at and not this crowd."""
+        while not over.wait(0.1):
+            began_s = time.monotonic()
+            with socket.create_connection(("127.0.0.1", self._port), timeout=60) as connection:
+                connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+                self._tally.healthy &= connection.recv(1000).startswith(b"HTTP/1.1 200 ")
+            self._tally.health_s.append(time.monotonic() - began_s)

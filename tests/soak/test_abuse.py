@@ -1,0 +1,88 @@
+"""Twice as many requests as the server can answer, a seventh of them abuse: the others notice nothing of it.
+
+`bullet serve` on this CPU with a tiny model. The crowd shares the two cores with it, so the capacity found is that of
+both together; what is compared are two loads of the same crowd.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bulletserve.telemetry.latency import quantile
+from tests.end_to_end.test_processes import Served
+from tests.soak.crowd import Crowd, Tally
+from tests.soak.length import SOAK_S
+
+OUTPUT_TOKENS = 16
+ABUSE = 0.05
+LONG = 300.0
+"""From this length on (s) goodput and /health must be what the project promises; short runs share the machine with
+other tests and prove only that nothing hangs."""
+
+GROWTH_MIB = 64
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    server = Served(tmp_path, "--max-num-seqs", "16")
+    yield server
+    server.close()
+
+
+def memory_mib(served: Served) -> float:
+    """What both processes hold."""
+    pids = (served.process.pid, served.engine_pid())
+    statuses = [Path(f"/proc/{pid}/status").read_text() for pid in pids]
+    return sum(int(status.split("VmRSS:")[1].split()[0]) for status in statuses) / 1024
+
+
+def gauges(served: Served) -> list[str]:
+    names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+    lines = served.http.get("/metrics").text.splitlines()
+    return [line.split()[-1] for line in lines if line.startswith(tuple(f"bullet:{name}{{" for name in names))]
+
+
+def wait_idle(served: Served) -> None:
+    """Nothing runs, waits or holds a block: in the gauges, which the engine tells once a second."""
+    deadline_s = time.monotonic() + 20
+    while gauges(served) != ["0.0"] * 3:
+        assert time.monotonic() < deadline_s, gauges(served)
+        time.sleep(0.1)
+
+
+def test_abuse_costs_the_others_nothing(served: Served) -> None:
+    port = int(served.url.rsplit(":", 1)[1])
+
+    def crowd(abuse: float = 0.0) -> Crowd:
+        return Crowd(port, output_tokens=OUTPUT_TOKENS, abuse=abuse)
+
+    asyncio.run(crowd().one_after_the_other(32, 1.0))  # warm
+    capacity = asyncio.run(crowd().one_after_the_other(32, max(2.0, SOAK_S / 20)))
+    rate = 2 * capacity.whole / capacity.seconds
+    seconds = max(2.0, SOAK_S / 2)
+    calm = asyncio.run(crowd().run(rate, seconds))
+    wait_idle(served)
+    before_mib = memory_mib(served)
+    abused = asyncio.run(crowd(ABUSE).run(rate, seconds))
+    wait_idle(served)
+
+    for name, tally in (("calm", calm), ("abused", abused)):
+        print(f"{name}: {rate:.0f} req/s for {seconds:.0f} s, {dict(tally.ends)}, /health p99 "
+              f"{quantile(tally.health_s, 0.99) * 1e3:.0f} ms, longest {max(tally.health_s) * 1e3:.0f} ms")  # fmt: skip
+        everyone_is_answered(tally)
+    assert abused.ends["vanished"] and abused.ends["slow 200"] + abused.ends["slow 429"]
+    wanted = 0.9 if SOAK_S >= LONG else 0.6
+    assert abused.whole / calm.whole > wanted
+    assert memory_mib(served) < before_mib + GROWTH_MIB
+    assert served.http.post("/v1/completions", json={"prompt": "abc", "max_tokens": 3}).status_code == 200
+
+
+def everyone_is_answered(tally: Tally) -> None:
+    """Whole, or refused at once; /health is quick whatever comes."""
+    kinds = {end.split()[-1] for end in tally.ends}
+    assert kinds <= {"200", "400", "429", "vanished"}, tally.ends
+    assert tally.healthy
+    assert quantile(tally.health_s, 0.99) < (0.1 if SOAK_S >= LONG else 5.0)
