@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from benchmarks.gpu.report import Report
 
+from bulletserve.calibrations import find_calibration
 from bulletserve.core.config import EngineConfig
 from bulletserve.core.plan import Lane
 from bulletserve.core.shapes import ModelShape, RopeScaling
@@ -19,6 +20,7 @@ from bulletserve.core.snapshot import Limits
 from bulletserve.engine.cuda.executor import CudaExecutor
 from bulletserve.engine.cuda.load import load_cuda_engine
 from bulletserve.engine.loaded import LoadedEngine
+from bulletserve.estimator.estimator import Estimator
 from bulletserve.formats.description import Checkpoint
 from bulletserve.profiling.cache_contents import fill_cache
 from bulletserve.profiling.driver import Driver
@@ -112,6 +114,15 @@ class Bench:
             one_group_tokens=loaded.graph_tokens,
             captured_rows=loaded.captured_rows,
         )
+
+    def estimator(self) -> Estimator:
+        """Forecasts by the calibration that serve would find."""
+        found = find_calibration(torch.cuda.get_device_name(), self.total_sms, self.shape, "bfloat16")
+        if found.calibration is None:
+            raise RuntimeError(f"no forecasts: {found.source}")
+        made, limits = Estimator(found.calibration, self.shape), self.limits(MAX_ROWS)
+        made.prepare(limits.lattice, limits.max_seqs, limits.batch_tokens)
+        return made
 
     def close(self) -> None:
         """End the lanes."""

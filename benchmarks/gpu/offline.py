@@ -13,15 +13,12 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from benchmarks.gpu.bench import MAX_ROWS, Bench
 from benchmarks.gpu.report import Report
 
-from bulletserve.calibrations import find_calibration
 from bulletserve.core.events import Arrived
 from bulletserve.core.ports import Outlet
 from bulletserve.core.request import Request
-from bulletserve.estimator.estimator import Estimator
 from bulletserve.scheduler.inbox import MonotonicClock
 from bulletserve.scheduler.kv_ledger import KvLedger
 from bulletserve.scheduler.loop import Loop
@@ -100,20 +97,9 @@ def _serve(bench: Bench, report: Report, workload: str, policy: str, lengths: Se
 def make_loop(bench: Bench, policy: str, outlet: Outlet) -> Loop:
     """The scheduler's loop over the bench's engine, with the prefix cache off."""
     limits, chosen = bench.limits(MAX_ROWS), make_policy(policy)
-    forecasts = _forecasts(bench) if chosen.needs_forecasts else None
+    forecasts = bench.estimator() if chosen.needs_forecasts else None
     state = State(limits, KvLedger(limits.total_blocks + 1, limits.block_size, False), chosen.rules, forecasts)
     return Loop(state, chosen, bench.executor, bench.inbox, MonotonicClock(), outlet)
-
-
-def _forecasts(bench: Bench) -> Estimator:
-    """By the calibration that serve would find."""
-    found = find_calibration(torch.cuda.get_device_name(), bench.total_sms, bench.shape, "bfloat16")
-    if found.calibration is None:
-        raise RuntimeError(f"no forecasts: {found.source}")
-    made = Estimator(found.calibration, bench.shape)
-    limits = bench.limits(MAX_ROWS)
-    made.prepare(limits.lattice, limits.max_seqs, limits.batch_tokens)
-    return made
 
 
 def random_requests(lengths: Sequence[RequestLengths], vocabulary: int) -> list[Request]:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from bulletserve.core.snapshot import Limits
+from bulletserve.estimator.calibration import datasheet
+from bulletserve.estimator.estimator import Estimator
 from bulletserve.profiling.driver import Driver
 from bulletserve.workload.request_list import RequestLengths
 from tests.engine.small_engine import SHAPE, small_engine
@@ -17,7 +18,7 @@ from tests.profiling.fake_device import DECODE_MS, GAP_MS, FakeDevice
 
 pytest.importorskip("triton")
 
-from benchmarks.gpu import corun, decode_gaps, offline, operators, phases
+from benchmarks.gpu import corun, decode_gaps, idle_tax, offline, operators, phases
 from benchmarks.gpu.bench import LLAMA_8B, Bench
 
 
@@ -80,24 +81,43 @@ def test_decode_gaps_with_and_without_work_in_python(bench: Bench):
     assert found["gap_d64_p68_8192_busy_p99_pct"] > 0
 
 
+def over_a_small_engine(engine: Any, out: Path, **options: Any) -> Any:
+    """What offline and idle_tax ask of a bench, over an engine of this machine; forecasts of another one."""
+    calibration = datasheet("NVIDIA H200", engine.limits.lattice.total_sms)
+    assert calibration is not None
+    return SimpleNamespace(
+        shape=SHAPE,
+        executor=engine.executor,
+        inbox=engine.inbox,
+        options=SimpleNamespace(**options),
+        out=out,
+        time_left_s=100.0,
+        limits=lambda max_seqs: engine.limits,
+        estimator=lambda: Estimator(calibration, SHAPE),
+    )
+
+
 def test_offline_serves_a_list_through_the_real_loop(tmp_path: Path):
     workload = tmp_path / "short.jsonl"
     lines = [{"arrival": 0.0, "prompt_tokens": 5 + i, "output_tokens": 1 + i % 4} for i in range(12)]
     workload.write_text("\n".join(map(json.dumps, lines)))
-    options = SimpleNamespace(workload=(workload, tmp_path / "absent.jsonl"), requests=10, policy=offline.POLICIES[1:])
+    lists = (workload, tmp_path / "absent.jsonl")
     with small_engine() as engine:
-        over: Any = SimpleNamespace(
-            shape=SHAPE, executor=engine.executor, inbox=engine.inbox, options=options, out=tmp_path, time_left_s=100.0
-        )
-
-        def limits(max_seqs: int) -> Limits:
-            return engine.limits
-
-        over.limits = limits
+        over = over_a_small_engine(engine, tmp_path, workload=lists, requests=10, policy=offline.POLICIES[1:])
         offline.run(over, Bench.report(over, "offline"))
     found = json.loads((tmp_path / "gpu_offline.json").read_text())["metrics"]
     assert found["offline_short_static_split_req_s"] > 0
     assert found["offline_short_chunked_prefill_budget_2048_wall_s"] > 0
+    assert found["offline_short_bullet_first_80_req_s"] > 0
+
+
+def test_an_idle_engine_is_asked_one_thing_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(idle_tax, "PROMPT", 9)
+    monkeypatch.setattr(idle_tax, "ANSWER", 6)
+    with small_engine() as engine:
+        for policy in ("bullet", "time_sliced"):
+            first_ms, token_ms = idle_tax._alone(over_a_small_engine(engine, tmp_path), policy, 2)
+            assert first_ms > 0 and 0 < token_ms < 1000
 
 
 def test_requests_have_their_lengths_and_no_end_token():
