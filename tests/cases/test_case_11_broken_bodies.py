@@ -5,22 +5,13 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cases.scripted_server import serving
+from tests.server.broken_bodies import DEEP, NO_REQUESTS
 from tests.server.conftest import Served
 from tests.server.test_requests import error_of
 
-DEEP = 10_000
 PATHS = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
 BROKEN = [
-    b"",
-    b'{"prompt": "a"',
-    b'{"prompt": "a"} x',
-    b"[]",
-    b'"str"',
-    b"null",
-    b"123",
-    b'{"prompt": "\xff"}',
-    b'{"prompt": "\\ud800"}',
-    b'{"prompt": ' + b"[" * DEEP + b"]" * DEEP + b"}",
+    *NO_REQUESTS,
     b'{"messages": ' + b'{"a":' * DEEP + b"1" + b"}" * DEEP + b"}",
     b'{"messages": "hello"}',
     b'{"messages": [null]}',

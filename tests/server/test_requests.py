@@ -11,6 +11,7 @@ import pytest
 
 from bulletserve.formats.description import GenerationDefaults
 from bulletserve.server.protocol import CompletionBody, sampling_params
+from tests.server.broken_bodies import DEEP, NO_REQUESTS
 from tests.server.conftest import SETTINGS, Served
 from tests.server.small_model import small_checkpoint
 
@@ -252,17 +253,8 @@ def test_chat_template_kwargs(served: Served) -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        b"",
-        b'{"prompt": "a"',
-        b'{"prompt": "a"} x',
-        b"[]",
-        b'"str"',
-        b"null",
-        b"123",
-        b'{"prompt": "\xff"}',
-        b'{"prompt": "\\ud800"}',
-        b'{"prompt": ' + b"[" * MANY + b"]" * MANY + b"}",
-        b'{"metadata": ' + b'{"a":' * MANY + b"1" + b"}" * MANY + b"}",
+        *NO_REQUESTS,
+        b'{"metadata": ' + b'{"a":' * DEEP + b"1" + b"}" * DEEP + b"}",
         b'{"prompt": "a", "max_tokens": ' + b"9" * 5000 + b"}",
         b'{"prompt": "a", "temperature": NaN}',
     ],

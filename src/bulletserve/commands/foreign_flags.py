@@ -79,8 +79,8 @@ def add_foreign_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(flag, action=_Refused, nargs="?", **hidden)
 
 
-class _Only(argparse.Action):
-    """Takes the one value that we have."""
+class _Judged(argparse.Action):
+    """A flag that says something or nothing, and is never kept."""
 
     def __call__(
         self,
@@ -89,21 +89,23 @@ class _Only(argparse.Action):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        flag = option_string or self.option_strings[0]
+        self.judge(option_string or self.option_strings[0], values)
+
+    def judge(self, flag: str, values: str | Sequence[Any] | None) -> None:
+        """Raise `ConfigError` with the fix in it, or accept."""
+
+
+class _Only(_Judged):
+    """Takes the one value that we have."""
+
+    def judge(self, flag: str, values: str | Sequence[Any] | None) -> None:
         only, why = _ONLY[flag]
         if values != only:
             raise ConfigError(f"{flag} {values}: {why}, so only {only} is possible")
 
 
-class _Refused(argparse.Action):
+class _Refused(_Judged):
     """Says what to use instead."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,
-    ) -> None:
-        flag = option_string or self.option_strings[0]
+    def judge(self, flag: str, values: str | Sequence[Any] | None) -> None:
         raise ConfigError(f"{flag} is not a flag of bullet: {_INSTEAD[flag]}")

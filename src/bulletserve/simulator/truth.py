@@ -10,6 +10,7 @@ them: measured on one H200, prefill on all SMs beside decode (32 x 2048) on 32 o
 is the speed of about a fifth of its share.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from math import exp, inf, log, sqrt
 from random import Random
@@ -65,18 +66,18 @@ class Truth(Protocol):
         """On `sms` SMs while `other` runs on `other_sms`; more than there are together: they share, somehow."""
 
 
-class Uncapped:
+class Uncapped(ABC):
     """A device without a power cap, given the seconds of its steps: what small examples are made of."""
 
     idle_w, power_cap_w = 0.0, inf
 
+    @abstractmethod
     def alone_s(self, step: StepShape, sms: int) -> float:
         """As `Truth.alone`, in seconds."""
-        raise NotImplementedError
 
+    @abstractmethod
     def beside_s(self, step: StepShape, sms: int, other: StepShape, other_sms: int) -> float:
         """As `Truth.beside`, in seconds."""
-        raise NotImplementedError
 
     def alone(self, step: StepShape, sms: int) -> Pace:
         """See `Truth`."""
