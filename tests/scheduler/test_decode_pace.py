@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from bulletserve.core.slo import NO_DEADLINE_S
 from bulletserve.core.snapshot import ClassLoad, Snapshot
 from bulletserve.scheduler.answer_lengths import AnswerLengths
-from bulletserve.scheduler.decode_pace import FREE_PACE, MOST_DEBT_TOKENS, pace
+from bulletserve.scheduler.decode_pace import BACKLOG_PACE, FREE_PACE, MOST_DEBT_TOKENS, pace
 from tests.scheduler.test_plan_check import SNAPSHOT
 
 
@@ -26,6 +26,10 @@ def test_the_strictest_target_and_the_least_slack_count() -> None:
 def test_without_targets_decode_keeps_a_pace_of_its_own() -> None:
     found = pace(loaded((NO_DEADLINE_S, NO_DEADLINE_S)), 0.005, 0.0, 0.1)
     assert found == (FREE_PACE * 0.005, FREE_PACE * 0.005, FREE_PACE * 0.005, 0.0)
+    rarer = pace(loaded((NO_DEADLINE_S, NO_DEADLINE_S)), 0.005, 0.0, 0.1, backlog=True)
+    assert rarer.interval_s == BACKLOG_PACE * 0.005
+    with_target = loaded((0.1, 0.02))
+    assert pace(with_target, 0.005, 0.0, 0.1, backlog=True) == pace(with_target, 0.005, 0.0, 0.1)
 
 
 def test_short_answers_catch_up_at_once_and_long_ones_in_a_quiet_moment() -> None:

@@ -27,6 +27,9 @@ FASTEST = 0.7
 FREE_PACE = 4.0
 """Without any target, a decode step may take so many times what it takes alone."""
 
+BACKLOG_PACE = 20.0
+"""The same while so many prompts wait that it is throughput that counts."""
+
 
 class Pace(NamedTuple):
     """Seconds. `interval_s`: between steps, to keep the targets. `due_s`: from now, when the next step must have ended
@@ -39,13 +42,18 @@ class Pace(NamedTuple):
     allowance_s: float
 
 
-def pace(snapshot: Snapshot, alone_s: float, starts_s: float, margin: float) -> Pace:
+def target_s(snapshot: Snapshot) -> float:
+    """The least TPOT target of the running answers; `NO_DEADLINE_S` where none has one."""
+    return min((load.tpot_s for load in snapshot.decode_classes), default=NO_DEADLINE_S)
+
+
+def pace(snapshot: Snapshot, alone_s: float, starts_s: float, margin: float, *, backlog: bool = False) -> Pace:
     """What the most pressed class leaves for a step that begins in `starts_s`; alone it takes `alone_s`."""
-    target_s = min((load.tpot_s for load in snapshot.decode_classes), default=NO_DEADLINE_S)
-    if target_s >= NO_DEADLINE_S:
-        interval_s = FREE_PACE * alone_s
+    least_s = target_s(snapshot)
+    if least_s >= NO_DEADLINE_S:
+        interval_s = (BACKLOG_PACE if backlog else FREE_PACE) * alone_s
         return Pace(interval_s, interval_s, interval_s, 0.0)
-    interval_s = target_s * (1.0 - margin)
+    interval_s = least_s * (1.0 - margin)
     due_s = min(load.least_slack_s for load in snapshot.decode_classes)
     if snapshot.answer_tokens * interval_s >= BURST_S:
         debt_tokens = min(DEBT_SHARE * snapshot.answer_tokens, MOST_DEBT_TOKENS)

@@ -25,8 +25,9 @@ from bulletserve.core.snapshot import (
     Snapshot,
     StepUnderWay,
 )
+from bulletserve.scheduler import throughput
 from bulletserve.scheduler.batching import admissions, make_room, next_group, prompt_ranges
-from bulletserve.scheduler.decode_pace import Pace, pace
+from bulletserve.scheduler.decode_pace import Pace, pace, target_s
 from bulletserve.scheduler.outlook import Batch, Outlook
 from bulletserve.scheduler.partition_search import balanced, cheapest, cut, mixed_within, splits_within
 from bulletserve.scheduler.policy import Forecaster
@@ -121,9 +122,23 @@ class _Decision:
 
     @property
     def _batch_tokens(self) -> int:
-        first = next(iter(self._order.entries), None)
-        parts = BATCH_PARTS if first is not None and first.deadline_s < NO_DEADLINE_S else 1
+        parts = BATCH_PARTS if self._first_deadline_s < NO_DEADLINE_S else 1
         return max(1, self._snapshot.limits.batch_tokens // parts)
+
+    @property
+    def _first_deadline_s(self) -> float:
+        first = next(iter(self._order.entries), None)
+        return NO_DEADLINE_S if first is None else first.deadline_s
+
+    @cached_property
+    def _backlog(self) -> bool:
+        """Whether many prompts wait and neither they nor the running answers have a target."""
+        without = target_s(self._snapshot) >= NO_DEADLINE_S and self._first_deadline_s >= NO_DEADLINE_S
+        return without and throughput.is_backlog(self._snapshot)
+
+    @cached_property
+    def _worth_s(self) -> float:
+        return throughput.step_worth_s(self._snapshot, self._outlook)
 
     def _admissions(self) -> tuple[int, ...]:
         """Those of the next batch who have no blocks yet."""
@@ -210,13 +225,19 @@ class _Decision:
             return self._decode_beside("prefill is a step ahead")
         outlook = self._outlook
         last_token_s = outlook.decode_left_s if self._decode.steps else self._decode.free_s - self._snapshot.now_s
-        pace_ = pace(self._snapshot, outlook.decode_alone_s, outlook.decode_left_s, self._options.margin)
+        pace_ = pace(
+            self._snapshot,
+            outlook.decode_alone_s,
+            outlook.decode_left_s,
+            self._options.margin,
+            backlog=self._backlog,
+        )
         at_risk = self._load > AT_RISK
         due_s = min(
             pace_.due_s + (pace_.allowance_s if at_risk else 0.0),
             last_token_s + self._options.longest_gap * pace_.interval_s,
         )
-        way = self._way(pace_, due_s, at_risk=at_risk)
+        way = self._busiest(pace_) if self._backlog else self._way(pace_, due_s, at_risk=at_risk)
         because = f"{way.describe()}; due in {due_s * 1e3:.1f} ms, load {self._load:.2f}"
         if way.kind == "mixed":
             requests, ranges = prompt_ranges(self._snapshot, way.tokens, self._admitted)
@@ -246,6 +267,22 @@ class _Decision:
             return Plan(because=because)
         return Plan(starts=(DecodeStep("all", self._beside(groups[-1].sms)),), because=because)
 
+    def _busiest(self, pace_: Pace) -> Way:
+        """The way that does the most work per second: nobody waits for a target, and many prompts wait."""
+        outlook, options = self._outlook, self._options
+        splits = self._snapshot.limits.lattice.splits if "split" in options.ways else ()
+        ways = [sliced(outlook), *(split(outlook, self._batch, partition) for partition in splits)]
+        if prompts := self._mixable:
+            ways += throughput.mixed_ways(outlook, prompts, self._snapshot.decode_rows, pace_.interval_s)
+        return max(ways, key=lambda way: throughput.rate(way, self._worth_s) / self._discount(way))
+
+    @property
+    def _mixable(self) -> list[tuple[int, int]]:
+        """Prompts for a mixed step, if there may be one."""
+        if not (self._may_open_batch and self._decode.queued < LANE_DEPTH and "mixed" in self._options.ways):
+            return []
+        return [(tokens_left(entry), entry.computed_tokens) for entry in self._admitted]
+
     def _way(self, pace_: Pace, due_s: float, *, at_risk: bool) -> Way:
         """The cheapest way to run the next decode step that keeps the pace, else the balanced one. A step on the whole
         device waits for what the prefill lane has, longer than one on a share would: that counts as a part of it."""
@@ -256,9 +293,8 @@ class _Decision:
         batch = self._batch
         splits = snapshot.limits.lattice.splits if "split" in options.ways else ()
         ways = splits_within(outlook, batch, splits, limit_s, self._decode.sms)
-        prompts: list[tuple[int, int]] = []
-        if self._may_open_batch and self._decode.queued < LANE_DEPTH and "mixed" in options.ways:
-            prompts = [(tokens_left(entry), entry.computed_tokens) for entry in self._admitted]
+        prompts = self._mixable
+        if prompts:
             most = MAX_BATCH_TOKENS - snapshot.decode_rows
             most_price_s = ways[0].price_s / (1.0 - HYSTERESIS) if ways else inf
             ways += mixed_within(outlook, prompts, snapshot.decode_rows, most, limit_s - wait_s, most_price_s)
@@ -280,7 +316,10 @@ class _Decision:
         return 1.0 - HYSTERESIS if same else 1.0
 
     def _can_pause(self, group: PrefillGroup, way: Way, due_s: float) -> bool:
-        """Whether a group on the whole device leaves time for a decode step before one is due."""
+        """Whether a group on the whole device leaves time for a decode step before one is due. With a backlog there is
+        no pause where a decode step adds to what is done."""
+        if self._backlog and throughput.rate(way, self._worth_s) > 1.0:
+            return False
         after_s = self._outlook.both_left_s + self._whole_s(group) + way.decode_s
         return self._options.pause == "yes" and after_s <= due_s
 
