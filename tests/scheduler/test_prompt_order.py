@@ -1,12 +1,12 @@
 """Which prompts next: against all subsets tried; and how batches end."""
 
-from itertools import permutations
+from itertools import accumulate, permutations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bulletserve.core.slo import NO_DEADLINE_S
-from bulletserve.core.snapshot import AdmittedEntry, WaitingEntry
+from bulletserve.core.snapshot import MAX_RANGE_TOKENS, AdmittedEntry, WaitingEntry
 from bulletserve.scheduler.outlook import Outlook
 from bulletserve.scheduler.prompt_order import PREFILL_SPEED, in_given_order, most_in_time, next_batch
 from tests.scheduler.forecasters import FORECASTS
@@ -80,3 +80,37 @@ def test_a_batch_ends_when_the_device_is_busy_and_does_not_grow_much_beyond() ->
     assert next_batch(sizes, 601) == 3  # the fourth would make it more than twice as many
     assert next_batch(sizes, 10_000) == 5
     assert next_batch(sizes[3:], 10) == 1
+
+
+def test_a_long_prompt_lets_short_ones_pass_while_it_has_time() -> None:
+    long, shorts = MAX_RANGE_TOKENS + 1000, [entry(n, 50, 10.0 + 30000 * TOKEN_S) for n in (1, 2, 3)]
+    for due, expected in ((20000, [1, 2, 3, 0]), (2 * long + 300, [1, 2, 3, 0]), (2 * long + 100, [1, 0, 2, 3])):
+        waiting = (entry(0, long, 10.0 + due * TOKEN_S), *shorts)
+        order = most_in_time(EMPTY._replace(waiting=waiting), Outlook(EMPTY, FORECASTS))
+        assert [e.request_id for e in order.entries] == expected, due
+    of_one_range = (entry(0, MAX_RANGE_TOKENS, 10.0 + 29000 * TOKEN_S), *shorts)
+    order = most_in_time(EMPTY._replace(waiting=of_one_range), Outlook(EMPTY, FORECASTS))
+    assert [e.request_id for e in order.entries] == [0, 1, 2, 3]
+
+
+lengths = st.one_of(st.integers(1, 600), st.integers(MAX_RANGE_TOKENS, 30_000))
+
+
+@given(st.lists(st.tuples(lengths, st.integers(1, 150_000), st.sampled_from((0, 0, 0, 1))), max_size=12))
+@settings(deadline=None, derandomize=True, database=None)
+def test_giving_way_makes_nobody_late_and_the_mean_no_longer(asked: list[tuple[int, int, int]]) -> None:
+    """`asked`: tokens, the deadline in tokens of work from now, priority."""
+    waiting = tuple(entry(n, tokens, 10.0 + due * TOKEN_S, prio) for n, (tokens, due, prio) in enumerate(asked))
+    order = most_in_time(EMPTY._replace(waiting=waiting), Outlook(EMPTY, FORECASTS)).entries
+    assert sorted(e.request_id for e in order) == list(range(len(asked)))
+    by_deadline = sorted(asked, key=lambda one: (one[2], one[1]))
+
+    def ends(tokens: list[int]) -> list[int]:
+        return list(accumulate(tokens))
+
+    if any(end > due for end, (_, due, _) in zip(ends([one[0] for one in by_deadline]), by_deadline, strict=True)):
+        return  # somebody is dropped: see above
+    assert [e.priority for e in order] == sorted(e.priority for e in order)
+    done = ends([e.prompt_tokens for e in order])
+    assert all(end <= asked[e.request_id][1] + 1e-6 for end, e in zip(done, order, strict=True))
+    assert sum(done) <= sum(ends([one[0] for one in by_deadline]))

@@ -3,7 +3,7 @@
 Knows nothing about partitions. Earliest deadline first keeps all targets whenever that can be done. When it cannot,
 the longest prompt in the way of the others waits behind them (Moore's and Hodgson's rule, which leaves the fewest late
 on one machine), and behind it those for whom it is too late. They wait only for work that is in time: below full load
-there are moments without any, and then they run.
+there are moments without any, and then they run. A long prompt with time to spare lets shorter ones pass.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,6 +17,10 @@ from bulletserve.scheduler.queue_rules import PATIENCE_S
 
 PREFILL_SPEED = 0.9
 """Part of the device's speed that prompts are taken to get while answers run."""
+
+GIVES_WAY = 0.5
+"""A prompt of more than one token range lets shorter ones pass while it will end within this part of the time up to its
+deadline: they wait for a range of it instead of for all."""
 
 Entry = WaitingEntry | AdmittedEntry
 
@@ -81,6 +85,7 @@ def most_in_time(snapshot: Snapshot, outlook: Outlook) -> PromptOrder:
         work_s += seconds
         if work_s > load * (entry.deadline_s - now_s):
             load = work_s / (entry.deadline_s - now_s)
+    in_time = _let_pass(in_time, free_s, now_s)
     return PromptOrder((*[place[4] for place in in_time], *[place[4] for place in dropped], *snapshot.late), load)
 
 
@@ -96,6 +101,29 @@ def _most_in_time(queue: list[_Place], free_s: float) -> tuple[list[_Place], lis
             end_s += less_s
             kept.remove(dropped)
     return [p for n, p in enumerate(queue) if n in kept], [p for n, p in enumerate(queue) if n not in kept]
+
+
+def _let_pass(queue: list[_Place], free_s: float, now_s: float) -> list[_Place]:
+    """A queue, sorted by deadline, in which the long prompts have given way to shorter ones of their priority."""
+    if all(tokens_left(place[4]) <= MAX_RANGE_TOKENS for place in queue):
+        return queue
+    order, end_s = list(queue), free_s + sum(place[3] for place in queue)
+    for first in range(len(order) - 1, -1, -1):
+        priority, due_s, _, seconds, entry = long = order[first]
+        last_s = end_s
+        end_s -= seconds
+        if tokens_left(entry) <= MAX_RANGE_TOKENS:
+            continue
+        to, limit_s = first, now_s + GIVES_WAY * (due_s - now_s)
+        while to + 1 < len(order):
+            other = order[to + 1]
+            last_s += other[3]
+            if other[0] != priority or other[3] >= seconds or last_s > limit_s:
+                break
+            order[to] = other
+            to += 1
+        order[to] = long
+    return order
 
 
 def _token_s(outlook: Outlook) -> float:
