@@ -9,7 +9,7 @@ Where prompts are at risk, that slack is spent at once; where no way keeps both 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import islice
 from math import inf
 from typing import ClassVar
@@ -44,6 +44,10 @@ NEED_MARGIN = 1.5
 
 HYSTERESIS = 0.05
 """What is being done is left for something cheaper by this part at least."""
+
+SURELY_FREE = 0.01
+"""So far below nothing, in parts of the longest step, a price is below that of every split: prefill on a share or
+beside decode is never faster than alone on all SMs, but for the last digits of forecasts (`estimator/power`: 4e-5)."""
 
 BATCH_PARTS = 4
 """A batch of a quarter of the device's `batch_tokens` ends so much sooner, for a tenth of its speed. Without a
@@ -253,20 +257,26 @@ class _Decision:
         longest_s = pace_.interval_s * (options.longest_gap if at_risk else 1.0)
         limit_s = min(max(due_s - outlook.decode_left_s, pace_.limit_s), longest_s)
         wait_s = outlook.both_left_s - outlook.decode_left_s
-        batch = self._batch
         splits = snapshot.limits.lattice.splits if "split" in options.ways else ()
-        ways = splits_within(outlook, batch, splits, limit_s, self._decode.sms)
+        split_ways = cache(lambda: splits_within(outlook, self._batch, splits, limit_s, self._decode.sms))
+        mixed_ways: list[Way] = []
         prompts: list[tuple[int, int]] = []
         if self._may_open_batch and self._decode.queued < LANE_DEPTH and "mixed" in options.ways:
             prompts = [(tokens_left(entry), entry.computed_tokens) for entry in self._admitted]
             most = MAX_BATCH_TOKENS - snapshot.decode_rows
-            most_price_s = ways[0].price_s / (1.0 - HYSTERESIS) if ways else inf
-            ways += mixed_within(outlook, prompts, snapshot.decode_rows, most, limit_s - wait_s, most_price_s)
+
+            def most_price_s() -> float:
+                return split_ways()[0].price_s / (1.0 - HYSTERESIS) if split_ways() else inf
+
+            mixed_ways = mixed_within(outlook, prompts, snapshot.decode_rows, most, limit_s - wait_s, most_price_s)
+            if mixed_ways and mixed_ways[0].price_s < -SURELY_FREE * limit_s:
+                return mixed_ways[0]  # no other way costs less than nothing, and what each costs need not be known
+        ways = [*split_ways(), *mixed_ways]
         if ways:
             if "sliced" in options.ways and outlook.decode_alone_s + wait_s <= limit_s:
                 ways.append(sliced(outlook))
             return cheapest(ways, self._discount)
-        ways = [*(split(outlook, batch, partition) for partition in splits), sliced(outlook)]
+        ways = [*(split(outlook, self._batch, partition) for partition in splits), sliced(outlook)]
         if prompts:
             ways.append(mixed(outlook, cut(prompts, self._batch_tokens)))
         return balanced(ways, limit_s, NEED_MARGIN * self._load, wait_s)
