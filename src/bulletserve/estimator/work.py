@@ -19,16 +19,9 @@ Tiled = tuple[tuple[int, float], ...]
 """Columns of each of some products of the same rows, and its share of their flops."""
 
 
-class WorkRow(NamedTuple):
-    """One operator or several alike: C^p, S^k, D^k. Of products `top` is the greatest count of rows that is cut into
-    the same tiles as theirs (0: no product), `per_row` their own count to the power -p."""
-
-    compute: float
-    loads: float
-    memory: float
-    top: int
-    per_row: float
-    tiled: Tiled
+WorkRow = tuple[float, float, float, int, float, Tiled]
+"""One operator or several alike: C^p, S^k, D^k; of products the greatest count of rows that is cut into the same tiles
+as theirs (0: no product), their own count to the power -p, and their columns."""
 
 
 class Work(NamedTuple):
@@ -127,7 +120,8 @@ class ModelWork:
         layer, head = counts.layer, counts.head
         flops, moved = layers * rows * layer.flops, layers * (layer.weight_bytes + rows * layer.row_bytes)
         elementwise = layers * rows * counts.row_bytes + sampled * counts.sampled_bytes
-        tiled, work_rows = layer.tiled, []
+        tiled = layer.tiled
+        work_rows: list[WorkRow] = []
         total_flops, total_moved = 0, elementwise
         if sampled:
             head_flops, head_moved = sampled * head.flops, head.weight_bytes + sampled * head.row_bytes
@@ -144,30 +138,31 @@ class ModelWork:
         if layers:
             work_rows.append(self._product(flops, moved, rows, tiled))
         pairs, context = attended(self._shape, step)
-        if layers and step.prefill_tokens:
+        tokens, constants = step.prefill_tokens, self._constants
+        if layers and tokens:
             one = counts.prefill
             flops = layers * pairs * one.flops
-            moved = layers * (step.prefill_tokens * one.query_bytes + step.prefill_context * one.kv_bytes)
+            moved = layers * (tokens * one.query_bytes + step.prefill_context * one.kv_bytes)
             tiled_flops = flops + layers * _HALF_TILE * self._keys(step) * one.flops
-            work_rows.append(self._attention(tiled_flops, moved, self._constants.stream_bytes, self._stream_to_device))
+            work_rows.append(self._attention(tiled_flops, moved, constants.stream_bytes, self._stream_to_device))
             total_flops, total_moved = total_flops + flops, total_moved + moved
         if layers and step.decode_rows:
             one = counts.decode
             flops = layers * context * one.flops
             moved = layers * (step.decode_rows * one.query_bytes + context * one.kv_bytes)
-            work_rows.append(self._attention(flops, moved, self._constants.attention_bytes, self._attention_to_device))
+            work_rows.append(self._attention(flops, moved, constants.attention_bytes, self._attention_to_device))
             total_flops, total_moved = total_flops + flops, total_moved + moved
-        loads = (elementwise / self._constants.stream_bytes) ** self._constants.knee
-        work_rows.append(WorkRow(0.0, loads, loads * self._stream_to_device, 0, 0.0, ()))
-        launch_s, least_s = _launch(self._constants, step)
+        loads = (elementwise / constants.stream_bytes) ** constants.knee
+        work_rows.append((0.0, loads, loads * self._stream_to_device, 0, 0.0, ()))
+        launch_s, least_s = _launch(constants, step)
         return Work(
-            rows=tuple(work_rows),
-            launch_s=launch_s,
-            least_s=least_s,
-            sm_j=total_flops * self._constants.flop_j,
-            memory_j=total_moved * self._constants.byte_j,
-            moved_s=total_moved / self._constants.device_bytes,
-            whole=not step.decode_rows,
+            tuple(work_rows),
+            launch_s,
+            least_s,
+            total_flops * constants.flop_j,
+            total_moved * constants.byte_j,
+            total_moved / constants.device_bytes,
+            not step.decode_rows,
         )
 
     def _keys(self, step: StepShape) -> int:
@@ -179,14 +174,12 @@ class ModelWork:
         constants = self._constants
         loads = (moved / constants.stream_bytes) ** constants.knee
         compute = (flops / constants.matmul_flops) ** constants.overlap
-        return WorkRow(
-            compute, loads, loads * self._stream_to_device, same_tiles(rows), rows**-constants.overlap, tiled
-        )
+        return compute, loads, loads * self._stream_to_device, same_tiles(rows), rows**-constants.overlap, tiled
 
     def _attention(self, flops: int, moved: int, per_sm: float, to_device: float) -> WorkRow:
-        loads = (moved / per_sm) ** self._constants.knee
-        compute = (flops / self._constants.attention_flops) ** self._constants.overlap
-        return WorkRow(compute, loads, loads * to_device, 0, 0.0, ())
+        constants = self._constants
+        loads = (moved / per_sm) ** constants.knee
+        return (flops / constants.attention_flops) ** constants.overlap, loads, loads * to_device, 0, 0.0, ()
 
 
 def _with_head(counts: _Counts, layers: int) -> Tiled:

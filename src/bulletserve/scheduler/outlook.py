@@ -92,7 +92,7 @@ class Outlook:
     def _under_way_s(self, step: StepUnderWay, beside: StepUnderWay | None) -> float:
         shape, sms = step.shape, step.sms
         total = self.total_sms
-        if beside is None or shape.kind == beside.shape.kind or sms == total or beside.sms == total:
+        if beside is None or sms == total or beside.sms == total or shape.kind == beside.shape.kind:
             return self.seconds(shape, Partition(sms, sms))
         if shape.kind == "mixed" or beside.shape.kind == "mixed":
             return self.seconds(shape, Partition(sms, sms))

@@ -58,8 +58,8 @@ def mixed_within(
     if there <= 0:
         return []
     least = (rows // TILE_TOKENS + 1) * TILE_TOKENS - rows
-    sizes = [least + (tiles - 1) * TILE_TOKENS for tiles in MIXED_TILES]
-    sizes = [*sizes[: bisect_left(sizes, there)], there]
+    sizes = [size for tiles in MIXED_TILES if (size := least + (tiles - 1) * TILE_TOKENS) < there]
+    sizes.append(there)
     guess = (limit_s - outlook.decode_alone_s) / outlook.token_s
     at = min(bisect_left(sizes, guess), len(sizes) - 1)
     first = mixed(outlook, cut(prompts, sizes[at]))

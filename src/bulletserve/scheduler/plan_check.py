@@ -30,7 +30,8 @@ def plan_check(snapshot: Snapshot, plan: Plan) -> None:
     seen: set[Lane] = set()
     for start in plan.starts:
         for lane in lanes_of(start):
-            _require(lane not in seen, "two starts on the {} lane in one plan", lane)
+            if lane in seen:
+                raise PlanError(f"two starts on the {lane} lane in one plan")
             seen.add(lane)
         _check_lane(snapshot, start)
         if isinstance(start, PrefillGroup):
@@ -79,7 +80,8 @@ def _check_lane(snapshot: Snapshot, start: Start) -> None:
     lattice = snapshot.limits.lattice
     for lane in lanes_of(start):
         state = snapshot.prefill_lane if lane is Lane.PREFILL else snapshot.decode_lane
-        _require(state.queued < LANE_DEPTH, "the {} lane is {} steps deep already", lane, LANE_DEPTH)
+        if len(state.steps) >= LANE_DEPTH:
+            raise PlanError(f"the {lane} lane is {LANE_DEPTH} steps deep already")
     if isinstance(start, MixedStep):
         _require(start.sms == lattice.total_sms, "a mixed step takes the whole device")
     elif isinstance(start, PrefillGroup):

@@ -9,7 +9,7 @@ Where prompts are at risk, that slack is spent at once; where no way keeps both 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import islice
 from math import inf
 from typing import ClassVar
@@ -258,7 +258,7 @@ class _Decision:
         limit_s = min(max(due_s - outlook.decode_left_s, pace_.limit_s), longest_s)
         wait_s = outlook.both_left_s - outlook.decode_left_s
         splits = snapshot.limits.lattice.splits if "split" in options.ways else ()
-        split_ways = cache(lambda: splits_within(outlook, self._batch, splits, limit_s, self._decode.sms))
+        split_ways: list[Way] | None = None
         mixed_ways: list[Way] = []
         prompts: list[tuple[int, int]] = []
         if self._may_open_batch and self._decode.queued < LANE_DEPTH and "mixed" in options.ways:
@@ -266,12 +266,16 @@ class _Decision:
             most = MAX_BATCH_TOKENS - snapshot.decode_rows
 
             def most_price_s() -> float:
-                return split_ways()[0].price_s / (1.0 - HYSTERESIS) if split_ways() else inf
+                nonlocal split_ways
+                split_ways = splits_within(outlook, self._batch, splits, limit_s, self._decode.sms)
+                return split_ways[0].price_s / (1.0 - HYSTERESIS) if split_ways else inf
 
             mixed_ways = mixed_within(outlook, prompts, snapshot.decode_rows, most, limit_s - wait_s, most_price_s)
             if mixed_ways and mixed_ways[0].price_s < -SURELY_FREE * limit_s:
                 return mixed_ways[0]  # no other way costs less than nothing, and what each costs need not be known
-        ways = [*split_ways(), *mixed_ways]
+        if split_ways is None:
+            split_ways = splits_within(outlook, self._batch, splits, limit_s, self._decode.sms)
+        ways = [*split_ways, *mixed_ways]
         if ways:
             if "sliced" in options.ways and outlook.decode_alone_s + wait_s <= limit_s:
                 ways.append(sliced(outlook))
