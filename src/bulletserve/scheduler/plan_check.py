@@ -53,7 +53,8 @@ def _chosen(ids: Sequence[int], entries: Iterable[_Entry], what: str) -> list[_E
     if not ids:
         return []
     missing = set(ids)
-    _require(len(missing) == len(ids), "{}: a request is named twice", what)
+    if len(missing) != len(ids):
+        raise PlanError(f"{what}: a request is named twice")
     chosen: list[_Entry] = []
     for entry in entries:
         if not missing:
@@ -67,10 +68,11 @@ def _chosen(ids: Sequence[int], entries: Iterable[_Entry], what: str) -> list[_E
 
 def _check_choices(snapshot: Snapshot, plan: Plan) -> list[WaitingEntry]:
     """The entries of the requests to admit."""
-    refused = [refusal.request_id for refusal in plan.refuse]
     admitted = _chosen(plan.admit, chain(snapshot.waiting, snapshot.late), "admit")
-    _chosen(refused, chain(snapshot.waiting, snapshot.late), "refuse")
-    _require(not refused or set(refused).isdisjoint(plan.admit), "a request is both admitted and refused")
+    if plan.refuse:
+        refused = [refusal.request_id for refusal in plan.refuse]
+        _chosen(refused, chain(snapshot.waiting, snapshot.late), "refuse")
+        _require(set(refused).isdisjoint(plan.admit), "a request is both admitted and refused")
     _chosen(plan.preempt, snapshot.victims, "preempt")
     _require(len(admitted) <= snapshot.free_seats, "more requests admitted than seats are free")
     return admitted
@@ -120,9 +122,9 @@ def _check_ranges(
     _require(bool(requests), "a prefill batch without requests")
     _require(len(requests) == len(ranges), "every request of a batch needs one token range")
     _require(len(requests) <= MAX_BATCH_PROMPTS, "a step holds at most {} prompts", MAX_BATCH_PROMPTS)
-    tokens = sum(end - start for start, end in ranges)
+    tokens = sum([end - start for start, end in ranges])
     _require(tokens <= MAX_BATCH_TOKENS, "a step holds at most {} prompt tokens", MAX_BATCH_TOKENS)
-    there = (entry for entry in snapshot.admitted if entry.request_id not in preempted)
+    there = [entry for entry in snapshot.admitted if entry.request_id not in preempted]
     admitted = {entry.request_id: entry for entry in _chosen(requests, there, "prefill")}
     for request_id, (start, end) in zip(requests, ranges, strict=True):
         entry = admitted[request_id]
@@ -136,7 +138,7 @@ def _check_ranges(
 
 def _check_rows(snapshot: Snapshot, start: DecodeStep | MixedStep, plan: Plan) -> None:
     _require(start.rows in ("all", "free"), "no row is masked")
-    gone = sum(v.decoding for v in snapshot.victims if v.request_id in plan.preempt)
+    gone = sum(v.decoding for v in snapshot.victims if v.request_id in plan.preempt) if plan.preempt else 0
     if isinstance(start, DecodeStep):
         _require(snapshot.decode_rows > gone, "a decode step without rows")
     else:
@@ -147,6 +149,6 @@ def _check_blocks(snapshot: Snapshot, plan: Plan, admitted: list[WaitingEntry]) 
     """Blocks of a victim come back later: they help no start of the same plan, but its own need falls away."""
     wanted = sum([entry.prompt_blocks for entry in admitted])
     if any(not isinstance(start, PrefillGroup) for start in plan.starts):
-        spared = sum(v.needs_block for v in snapshot.victims if v.request_id in plan.preempt)
+        spared = sum([v.needs_block for v in snapshot.victims if v.request_id in plan.preempt])
         wanted += snapshot.decode_blocks_needed - spared
     _require(wanted <= snapshot.free_blocks, "{} blocks wanted, {} free", wanted, snapshot.free_blocks)
