@@ -20,6 +20,7 @@ from bulletserve.estimator.waves import same_tiles
 from bulletserve.estimator.work import ModelWork, Work
 
 _MOST_REMEMBERED = 1 << 16
+_PLACES = 64
 
 _unchecked = tuple.__new__  # of counts that were checked before they were rounded
 
@@ -73,8 +74,7 @@ class Estimator:
         self._asked: dict[StepShape, _Asked] = {}
         self._forecasts: dict[tuple[StepShape, Partition, StepShape | None], Forecast] = {}
         self._shares: dict[tuple[Kind, Partition, Kind | None], tuple[float, float]] = {}
-        self._steps: tuple[StepShape | None, StepShape | None] = (None, None)
-        self._rounded: tuple[StepShape | None, StepShape | None] = (None, None)
+        self._rounded: list[tuple[StepShape | None, StepShape | None]] = [(None, None)] * _PLACES
 
     def prepare(self, lattice: Lattice, max_rows: int, batch_tokens: int) -> None:
         """Compute what forecasts over `lattice` have in common, for decode steps of `max_rows` rows and prefill or
@@ -125,15 +125,13 @@ class Estimator:
         return made
 
     def _on_grid(self, step: StepShape) -> StepShape:
-        """A step's counts on the grid; those of the last two steps are at hand, because a decision asks of the same
-        two on one partition after the other."""
-        (first, second), (one, other) = self._steps, self._rounded
-        if step is first and one is not None:
-            return one
-        if step is second and other is not None:
-            return other
-        counts = _on_grid(step)
-        self._steps, self._rounded = (step, first), (counts, one)
+        """A step's counts on the grid; those of some steps are at hand, each at a place of its own until another takes
+        it, because decisions ask of the same steps again and again while these run."""
+        place = hash(step) % _PLACES
+        asked, counts = self._rounded[place]
+        if counts is None or asked != step:
+            counts = _on_grid(step)
+            self._rounded[place] = (step, counts)
         return counts
 
     def _of(self, counts: StepShape) -> _Asked:

@@ -9,7 +9,6 @@ Where prompts are at risk, that slack is spent at once; where no way keeps both 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import islice
 from math import inf
 from typing import ClassVar
@@ -27,6 +26,7 @@ from bulletserve.core.snapshot import (
 )
 from bulletserve.scheduler.batching import admissions, make_room, next_group, prompt_ranges
 from bulletserve.scheduler.decode_pace import Pace, pace
+from bulletserve.scheduler.once import once
 from bulletserve.scheduler.outlook import Batch, Outlook
 from bulletserve.scheduler.partition_search import balanced, cheapest, cut, mixed_within, splits_within
 from bulletserve.scheduler.policy import Forecaster
@@ -119,7 +119,7 @@ class _Decision:
     def _may_open_batch(self) -> bool:
         return self._snapshot.prefill is None and self._prefill.queued < LANE_DEPTH
 
-    @cached_property
+    @once
     def _order(self) -> PromptOrder:
         return self._options.order(self._snapshot, self._outlook)
 
@@ -139,16 +139,16 @@ class _Decision:
         tokens = sum(tokens_left(entry) for entry in batch if not isinstance(entry, AdmittedEntry))
         return admissions(snapshot, tokens, self._order.waiting) if tokens else ()
 
-    @cached_property
+    @once
     def _to_open(self) -> Sequence[AdmittedEntry]:
         """The prompts of the batch to open."""
         return self._admitted[: next_batch(self._admitted, self._batch_tokens)]
 
-    @cached_property
+    @once
     def _admitted(self) -> Sequence[AdmittedEntry]:
         return tuple(islice(self._order.admitted, len(self._snapshot.admitted)))
 
-    @cached_property
+    @once
     def _batch(self) -> Batch:
         """The batch under way or to be opened."""
         if self._snapshot.prefill is not None:
@@ -157,7 +157,7 @@ class _Decision:
             [(min(tokens_left(entry), MAX_RANGE_TOKENS), entry.computed_tokens) for entry in self._to_open]
         )
 
-    @cached_property
+    @once
     def _load(self) -> float:
         """The part of the time up to a deadline that is needed for the work before it. A batch that will be late
         whatever is done for it is no reason to hurry; those behind it may be."""
@@ -197,7 +197,7 @@ class _Decision:
             return Plan(because="newcomers are about to join")
         return Plan(starts=(DecodeStep("all", self._beside(share)),), because="beside the end of a batch")
 
-    @cached_property
+    @once
     def _groups(self) -> Sequence[StepUnderWay]:
         """What the prefill lane has of its own. A decode step on the whole device would wait for all of it."""
         return [step for step in self._prefill.steps if step.shape.kind == "prefill"]
