@@ -110,8 +110,7 @@ def counted(step: StepShape, shape: ModelShape = SHAPE) -> int:
 
 
 def with_pairs(step: StepShape, pairs: int) -> StepShape:
-    fields = {name: getattr(step, name) for name in StepShape.__dataclass_fields__}
-    return StepShape(**(fields | {"prefill_pairs": pairs}))
+    return step._replace(prefill_pairs=pairs)
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_launch_constants(step: StepShape, launch_s: float, least_s: float) -> N
 
 @pytest.mark.parametrize("shape", [SHAPE, WINDOWED])
 @pytest.mark.parametrize(
-    "step", [DECODE, PREFILL, LAYER_GROUP, MIXED, replace(DECODE, layers=1), replace(MIXED, sampled=3)]
+    "step", [DECODE, PREFILL, LAYER_GROUP, MIXED, DECODE._replace(layers=1), MIXED._replace(sampled=3)]
 )
 def test_energy_is_of_all_flops_and_bytes(shape: ModelShape, step: StepShape) -> None:
     found, listed = work(DEVICE, shape, step), operators(shape, step)

@@ -69,7 +69,7 @@ def test_no_smaller_chunk_is_asked_about_where_a_larger_one_costs_too_much() -> 
     assert asked == [216, 88]
     assert way.tokens == 88
     asked.clear()
-    assert mixed_within(outlook, [(1000, 0)], 40, 8000, 0.020, most_price_s=0.007) == []
+    assert mixed_within(outlook, [(1000, 0)], 40, 8000, 0.020, most_price_s=lambda: 0.007) == []
     assert asked == [216]
 
 

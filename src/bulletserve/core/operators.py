@@ -9,8 +9,7 @@ products, but the attention of new tokens reads them (`prefill_context`) and com
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 from bulletserve.core.shapes import ModelShape
 
@@ -19,8 +18,17 @@ Kind = Literal["prefill", "decode", "mixed"]
 _LOGIT_BYTES = 4  # the head's result is float32
 
 
-@dataclass(frozen=True, slots=True)
-class StepShape:
+class _Counts(NamedTuple):
+    prefill_tokens: int
+    prefill_pairs: int
+    prefill_context: int
+    decode_rows: int
+    decode_context: int
+    layers: int
+    sampled: int
+
+
+class StepShape(_Counts):
     """All that decides how much work one step is. Counts; 0 where there is none.
 
     `prefill_tokens`: new prompt tokens. `prefill_pairs`: (query, key) pairs that their attention computes, over prompts
@@ -30,20 +38,24 @@ class StepShape:
     that go through norm, head and sampling. Raises `ValueError` for a negative count or a step without work.
     """
 
-    prefill_tokens: int
-    prefill_pairs: int
-    prefill_context: int
-    decode_rows: int
-    decode_context: int
-    layers: int
-    sampled: int
+    __slots__ = ()
 
-    def __post_init__(self) -> None:
-        least = min(self.prefill_tokens, self.prefill_pairs, self.prefill_context, self.decode_rows)
-        if min(least, self.decode_context, self.layers, self.sampled) < 0:
-            raise ValueError(f"a step cannot have negative counts: {self}")
-        if not self.prefill_tokens and not self.decode_rows:
+    def __new__(
+        cls,
+        prefill_tokens: int,
+        prefill_pairs: int,
+        prefill_context: int,
+        decode_rows: int,
+        decode_context: int,
+        layers: int,
+        sampled: int,
+    ) -> Self:
+        counts = (prefill_tokens, prefill_pairs, prefill_context, decode_rows, decode_context, layers, sampled)
+        if min(counts) < 0:
+            raise ValueError(f"a step cannot have negative counts: {counts}")
+        if not prefill_tokens and not decode_rows:
             raise ValueError("a step without prompt tokens and without decode rows is no work")
+        return tuple.__new__(cls, counts)
 
     @property
     def kind(self) -> Kind:

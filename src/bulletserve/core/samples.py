@@ -5,7 +5,7 @@ in the JSON file that lies beside every calibration.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from bulletserve.core.operators import StepShape
@@ -65,11 +65,11 @@ _LEAST, _MOST = 1e-9, 1e9
 
 
 def _plain(step: StepShape) -> dict[str, int]:
-    return asdict(step)
+    return step._asdict()
 
 
 def _step(document: Mapping[str, Any]) -> StepShape:
-    return StepShape(**{field.name: int(document[field.name]) for field in fields(StepShape)})
+    return StepShape(*(int(document[name]) for name in StepShape._fields))
 
 
 def _measured(value: Any) -> float:

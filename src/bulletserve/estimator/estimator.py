@@ -20,8 +20,9 @@ from bulletserve.estimator.waves import same_tiles
 from bulletserve.estimator.work import ModelWork, Work
 
 _MOST_REMEMBERED = 1 << 16
+_PLACES = 64
 
-_Counts = tuple[int, int, int, int, int, int, int]
+_unchecked = tuple.__new__  # of counts that were checked before they were rounded
 
 
 class Forecast(NamedTuple):
@@ -54,10 +55,10 @@ class Forecast(NamedTuple):
 class _Asked:
     """A step on the grid: its work, and its roofs on the shares that were asked about."""
 
-    __slots__ = ("kind", "roofs", "step", "work")
+    __slots__ = ("kind", "roofs", "work")
 
     def __init__(self, step: StepShape, work: Work) -> None:
-        self.step, self.kind, self.work = step, step.kind, work
+        self.kind, self.work = step.kind, work
         self.roofs: dict[float, Roofs] = {}
 
 
@@ -70,11 +71,10 @@ class Estimator:
         self._total_sms = calibration.total_sms
         self._model = ModelWork(self._constants, shape, dtype_bytes)
         self._waves = WaveMemo(self._constants)
-        self._asked: dict[_Counts, _Asked] = {}
-        self._forecasts: dict[tuple[_Counts, Partition, _Counts | None], Forecast] = {}
+        self._asked: dict[StepShape, _Asked] = {}
+        self._forecasts: dict[tuple[StepShape, Partition, StepShape | None], Forecast] = {}
         self._shares: dict[tuple[Kind, Partition, Kind | None], tuple[float, float]] = {}
-        self._steps: tuple[StepShape | None, StepShape | None] = (None, None)
-        self._rounded: tuple[_Counts | None, _Counts | None] = (None, None)
+        self._rounded: list[tuple[StepShape | None, StepShape | None]] = [(None, None)] * _PLACES
 
     def prepare(self, lattice: Lattice, max_rows: int, batch_tokens: int) -> None:
         """Compute what forecasts over `lattice` have in common, for decode steps of `max_rows` rows and prefill or
@@ -103,21 +103,20 @@ class Estimator:
             found = self._forecast(counts, partition, other)
         return found
 
-    def _forecast(self, counts: _Counts, partition: Partition, other: _Counts | None) -> Forecast:
+    def _forecast(self, counts: StepShape, partition: Partition, other: StepShape | None) -> Forecast:
         """Makes and keeps a forecast; of two steps side by side, both lanes' at once."""
         asked = self._of(counts)
         neighbour = None if other is None else self._of(other)
         key = asked.kind, partition, None if neighbour is None else neighbour.kind
         found = self._shares.get(key)
         if found is None:
-            beside_it = None if neighbour is None else neighbour.step
-            found = self._shares[key] = shares(asked.step, partition, beside_it, self._total_sms)
+            found = self._shares[key] = shares(counts, partition, other, self._total_sms)
         own = self._on(asked, found[0])
         if neighbour is None or other is None:
             made = forecast(self._constants, own)
         else:
             # Prefill first, whichever was asked for: the last digits of a sum depend on its order.
-            if counts[3]:
+            if counts.decode_rows:
                 others, made = forecast_pair(self._constants, self._on(neighbour, found[1]), own)
             else:
                 made, others = forecast_pair(self._constants, own, self._on(neighbour, found[1]))
@@ -125,23 +124,20 @@ class Estimator:
         self._forecasts[counts, partition, other] = made
         return made
 
-    def _on_grid(self, step: StepShape) -> _Counts:
-        """A step's counts on the grid; those of the last two steps are at hand, because a decision asks of the same
-        two on one partition after the other."""
-        (first, second), (one, other) = self._steps, self._rounded
-        if step is first and one is not None:
-            return one
-        if step is second and other is not None:
-            return other
-        counts = _on_grid(step)
-        self._steps, self._rounded = (step, first), (counts, one)
+    def _on_grid(self, step: StepShape) -> StepShape:
+        """A step's counts on the grid; those of some steps are at hand, each at a place of its own until another takes
+        it, because decisions ask of the same steps again and again while these run."""
+        place = hash(step) % _PLACES
+        asked, counts = self._rounded[place]
+        if counts is None or asked != step:
+            counts = _on_grid(step)
+            self._rounded[place] = (step, counts)
         return counts
 
-    def _of(self, counts: _Counts) -> _Asked:
+    def _of(self, counts: StepShape) -> _Asked:
         found = self._asked.get(counts)
         if found is None:
-            step = StepShape(*counts)
-            found = self._asked[counts] = _Asked(step, self._model.of(step))
+            found = self._asked[counts] = _Asked(counts, self._model.of(counts))
         return found
 
     def _on(self, asked: _Asked, sms: float) -> Roofs:
@@ -206,16 +202,13 @@ def shares(step: StepShape, partition: Partition, alongside: StepShape | None, t
     return own * scale, other * scale
 
 
-def _on_grid(step: StepShape) -> _Counts:
+def _on_grid(step: StepShape) -> StepShape:
     """Counts on the grid. A mixed step's rows are rounded as one count: 1020 prompt tokens beside 4 rows fill tiles of
     1024, and are not one row more."""
-    decode_rows = above(step.decode_rows)
-    return (
-        max(1, above(step.rows) - decode_rows) if step.prefill_tokens else 0,
-        near(step.prefill_pairs),
-        near(step.prefill_context),
-        decode_rows,
-        near(step.decode_context),
-        step.layers,
-        above(step.sampled),
-    )
+    tokens, pairs, read, rows, context, layers, sampled = step
+    decode_rows = above(rows)
+    if not tokens:
+        return _unchecked(StepShape, (0, 0, 0, decode_rows, near(context), layers, above(sampled)))
+    tokens = max(1, above(tokens + rows) - decode_rows)
+    counts = (tokens, near(pairs), near(read), decode_rows, near(context), layers, above(sampled))
+    return _unchecked(StepShape, counts)

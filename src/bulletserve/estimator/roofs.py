@@ -60,7 +60,8 @@ class WaveMemo:
         key = (top, tiled, sms, whole)
         found = self._losses.get(key)
         if found is None:
-            mean = sum(share * wave_factor(top, n, sms, self._small, self._split, whole=whole) for n, share in tiled)
+            small, split = self._small, self._split
+            mean = sum(share * wave_factor(top, n, sms, small, split, whole=whole) for n, share in tiled.products)
             found = self._losses[key] = (top * mean) ** self._overlap
         return found
 

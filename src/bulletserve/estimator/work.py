@@ -7,6 +7,7 @@ only. Per row C seconds of arithmetic and S of loads on one SM, D seconds of the
 exponent with which `roofs` joins them.
 """
 
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -15,20 +16,23 @@ from bulletserve.core.shapes import ModelShape
 from bulletserve.estimator.parameters import Parameters
 from bulletserve.estimator.waves import same_tiles
 
-Tiled = tuple[tuple[int, float], ...]
-"""Columns of each of some products of the same rows, and its share of their flops."""
+
+class Tiled:
+    """Some products of the same rows: the columns of each, and its share of their flops. Memos know it by identity,
+    so each model has but one of each."""
+
+    __slots__ = ("products",)
+
+    def __init__(self, products: Iterable[tuple[int, float]]) -> None:
+        self.products = tuple(products)
 
 
-class WorkRow(NamedTuple):
-    """One operator or several alike: C^p, S^k, D^k. Of products `top` is the greatest count of rows that is cut into
-    the same tiles as theirs (0: no product), `per_row` their own count to the power -p."""
+NO_PRODUCTS = Tiled(())
 
-    compute: float
-    loads: float
-    memory: float
-    top: int
-    per_row: float
-    tiled: Tiled
+
+WorkRow = tuple[float, float, float, int, float, Tiled]
+"""One operator or several alike: C^p, S^k, D^k; of products the greatest count of rows that is cut into the same tiles
+as theirs (0: no product), their own count to the power -p, and their columns."""
 
 
 class Work(NamedTuple):
@@ -105,7 +109,7 @@ def _products(alike: list[Operator]) -> _Products:
         flops // alike[0].m,
         sum(each.activation_bytes for each in alike) // alike[0].m,
         sum(each.weight_bytes for each in alike),
-        tuple((each.n, each.flops / flops) for each in alike),
+        Tiled((each.n, each.flops / flops) for each in alike),
     )
 
 
@@ -113,27 +117,29 @@ class ModelWork:
     """The steps of one model on a device with given constants."""
 
     def __init__(self, constants: Parameters, shape: ModelShape, dtype_bytes: int = 2) -> None:
-        self._constants, self._shape = constants, shape
+        self._constants, self._shape, self._dtype_bytes = constants, shape, dtype_bytes
         self._counts = _counts(shape, dtype_bytes)
         self.layer_tiled, self.head_tiled = self._counts.layer.tiled, self._counts.head.tiled
-        self.decode_tiled = _with_head(self._counts, shape.num_layers)
+        self.decode_tiled = _with_head(shape, dtype_bytes, shape.num_layers)
         k = constants.knee
         self._stream_to_device = (constants.stream_bytes / constants.device_bytes) ** k
         self._attention_to_device = (constants.attention_bytes / constants.device_bytes) ** k
 
     def of(self, step: StepShape) -> Work:
         """What `step` is."""
-        counts, layers, rows, sampled = self._counts, step.layers, step.rows, step.sampled
+        tokens, pairs, read, decode_rows, context, layers, sampled = step
+        constants, counts, rows = self._constants, self._counts, tokens + decode_rows
         layer, head = counts.layer, counts.head
         flops, moved = layers * rows * layer.flops, layers * (layer.weight_bytes + rows * layer.row_bytes)
         elementwise = layers * rows * counts.row_bytes + sampled * counts.sampled_bytes
-        tiled, work_rows = layer.tiled, []
+        tiled = layer.tiled
+        work_rows: list[WorkRow] = []
         total_flops, total_moved = 0, elementwise
         if sampled:
             head_flops, head_moved = sampled * head.flops, head.weight_bytes + sampled * head.row_bytes
-            if sampled == rows and not step.prefill_tokens:
+            if sampled == rows and not tokens:
                 whole = layers == self._shape.num_layers
-                tiled = self.decode_tiled if whole else _with_head(counts, layers)
+                tiled = self.decode_tiled if whole else _with_head(self._shape, self._dtype_bytes, layers)
                 flops, moved = flops + head_flops, moved + head_moved
             elif sampled == 1:  # a vector times a matrix is bytes only, on any device
                 elementwise, total_flops, total_moved = elementwise + head_moved, head_flops, total_moved + head_moved
@@ -143,57 +149,59 @@ class ModelWork:
         total_flops, total_moved = total_flops + flops, total_moved + moved
         if layers:
             work_rows.append(self._product(flops, moved, rows, tiled))
-        pairs, context = attended(self._shape, step)
-        if layers and step.prefill_tokens:
+        if self._shape.sliding_window is not None:
+            pairs, context = attended(self._shape, step)
+        if layers and tokens:
             one = counts.prefill
             flops = layers * pairs * one.flops
-            moved = layers * (step.prefill_tokens * one.query_bytes + step.prefill_context * one.kv_bytes)
-            tiled_flops = flops + layers * _HALF_TILE * self._keys(step) * one.flops
-            work_rows.append(self._attention(tiled_flops, moved, self._constants.stream_bytes, self._stream_to_device))
+            moved = layers * (tokens * one.query_bytes + read * one.kv_bytes)
+            tiled_flops = flops + layers * _HALF_TILE * self._keys(tokens, read) * one.flops
+            work_rows.append(self._attention(tiled_flops, moved, constants.stream_bytes, self._stream_to_device))
             total_flops, total_moved = total_flops + flops, total_moved + moved
-        if layers and step.decode_rows:
+        if layers and decode_rows:
             one = counts.decode
             flops = layers * context * one.flops
-            moved = layers * (step.decode_rows * one.query_bytes + context * one.kv_bytes)
-            work_rows.append(self._attention(flops, moved, self._constants.attention_bytes, self._attention_to_device))
+            moved = layers * (decode_rows * one.query_bytes + context * one.kv_bytes)
+            work_rows.append(self._attention(flops, moved, constants.attention_bytes, self._attention_to_device))
             total_flops, total_moved = total_flops + flops, total_moved + moved
-        loads = (elementwise / self._constants.stream_bytes) ** self._constants.knee
-        work_rows.append(WorkRow(0.0, loads, loads * self._stream_to_device, 0, 0.0, ()))
-        launch_s, least_s = _launch(self._constants, step)
+        loads = (elementwise / constants.stream_bytes) ** constants.knee
+        work_rows.append((0.0, loads, loads * self._stream_to_device, 0, 0.0, NO_PRODUCTS))
+        launch_s, least_s = _launch(constants, step)
         return Work(
-            rows=tuple(work_rows),
-            launch_s=launch_s,
-            least_s=least_s,
-            sm_j=total_flops * self._constants.flop_j,
-            memory_j=total_moved * self._constants.byte_j,
-            moved_s=total_moved / self._constants.device_bytes,
-            whole=not step.decode_rows,
+            tuple(work_rows),
+            launch_s,
+            least_s,
+            total_flops * constants.flop_j,
+            total_moved * constants.byte_j,
+            total_moved / constants.device_bytes,
+            not decode_rows,
         )
 
-    def _keys(self, step: StepShape) -> int:
+    def _keys(self, tokens: int, context: int) -> int:
         """Keys that tiles of prompt attention pass, each once, within the model's window."""
         window = self._shape.sliding_window
-        return step.prefill_context if window is None else min(step.prefill_context, step.prefill_tokens + window)
+        return context if window is None else min(context, tokens + window)
 
     def _product(self, flops: int, moved: int, rows: int, tiled: Tiled) -> WorkRow:
         constants = self._constants
         loads = (moved / constants.stream_bytes) ** constants.knee
         compute = (flops / constants.matmul_flops) ** constants.overlap
-        return WorkRow(
-            compute, loads, loads * self._stream_to_device, same_tiles(rows), rows**-constants.overlap, tiled
-        )
+        return compute, loads, loads * self._stream_to_device, same_tiles(rows), rows**-constants.overlap, tiled
 
     def _attention(self, flops: int, moved: int, per_sm: float, to_device: float) -> WorkRow:
-        loads = (moved / per_sm) ** self._constants.knee
-        compute = (flops / self._constants.attention_flops) ** self._constants.overlap
-        return WorkRow(compute, loads, loads * to_device, 0, 0.0, ())
+        constants = self._constants
+        loads = (moved / per_sm) ** constants.knee
+        return (flops / constants.attention_flops) ** constants.overlap, loads, loads * to_device, 0, 0.0, NO_PRODUCTS
 
 
-def _with_head(counts: _Counts, layers: int) -> Tiled:
+@lru_cache(maxsize=1024)
+def _with_head(shape: ModelShape, dtype_bytes: int, layers: int) -> Tiled:
     """The products of `layers` layers and the head as one, where all their rows are sampled."""
+    counts = _counts(shape, dtype_bytes)
     layer, head = counts.layer, counts.head
     share = layers * layer.flops / (layers * layer.flops + head.flops)
-    return (*((n, part * share) for n, part in layer.tiled), (head.tiled[0][0], 1.0 - share))
+    ((columns, _),) = head.tiled.products
+    return Tiled((*((n, part * share) for n, part in layer.tiled.products), (columns, 1.0 - share)))
 
 
 def _launch(constants: Parameters, step: StepShape) -> tuple[float, float]:

@@ -39,13 +39,14 @@ class LaneQueues:
             self._ids[lane] = self._ids[lane][1:]
             steps, sms, mixed, _ = self.states[lane]
             self.states[lane] = LaneState(steps[1:], sms, mixed, finished_s)
-        for lane, lane_state in self.states.items():
-            if not lane_state.steps:
+        for lane, (steps, last_sms, mixed, free_s) in self.states.items():
+            if not steps:
                 continue
-            first, *others = lane_state.steps
-            whole = first.sms == self._limits.lattice.total_sms and step_id < self._ids[lane][0]
-            if (whole or lane in lanes) and first.since_s < finished_s:
-                self.states[lane] = lane_state._replace(steps=(first._replace(since_s=finished_s), *others))
+            shape, sms, since_s = steps[0]
+            whole = sms == self._limits.lattice.total_sms and step_id < self._ids[lane][0]
+            if (whole or lane in lanes) and since_s < finished_s:
+                first = StepUnderWay(shape, sms, finished_s)
+                self.states[lane] = LaneState((first, *steps[1:]), last_sms, mixed, free_s)
 
 
 def shape_of(start: Start, num_layers: int, finishing: int = 0, rows: int = 0, context_tokens: int = 0) -> StepShape:

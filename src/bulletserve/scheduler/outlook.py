@@ -4,12 +4,13 @@ Knows nothing about what is better. Seconds from now; a lane's share is what a s
 """
 
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import NamedTuple
 
 from bulletserve.core.operators import StepShape
 from bulletserve.core.partition import Partition
 from bulletserve.core.snapshot import LaneState, Snapshot, StepUnderWay
+from bulletserve.scheduler.once import once
 from bulletserve.scheduler.policy import Forecaster
 
 Prompts = Sequence[tuple[int, int]]
@@ -37,13 +38,13 @@ class Outlook:
         found = self._estimator.predict(shape, partition, beside)
         return found.seconds * self._snapshot.correction.of(shape.kind)
 
-    @cached_property
+    @once
     def decode(self) -> StepShape:
         """The next decode step. There must be rows."""
         rows = self._snapshot.decode_rows
         return StepShape.decode(rows, self._snapshot.decode_tokens + rows, self._layers)
 
-    @cached_property
+    @once
     def decode_alone_s(self) -> float:
         """The next decode step on the whole device."""
         return self.seconds(self.decode, self.whole)
@@ -61,18 +62,18 @@ class Outlook:
         )
         return self.seconds(shape, self.whole)
 
-    @cached_property
+    @once
     def token_s(self) -> float:
         """A prompt token in a batch that keeps the whole device busy."""
         tokens = self._snapshot.limits.batch_tokens
         return self.seconds(_one_prompt(tokens, self._layers), self.whole) / tokens
 
-    @cached_property
+    @once
     def prefill_left_s(self) -> float:
         """Until the prefill lane has run what it has."""
         return self._left_s(self._snapshot.prefill_lane, self._snapshot.decode_lane)
 
-    @cached_property
+    @once
     def decode_left_s(self) -> float:
         """Until the decode lane has run what it has."""
         return self._left_s(self._snapshot.decode_lane, self._snapshot.prefill_lane)
@@ -92,7 +93,7 @@ class Outlook:
     def _under_way_s(self, step: StepUnderWay, beside: StepUnderWay | None) -> float:
         shape, sms = step.shape, step.sms
         total = self.total_sms
-        if beside is None or shape.kind == beside.shape.kind or sms == total or beside.sms == total:
+        if beside is None or sms == total or beside.sms == total or shape.kind == beside.shape.kind:
             return self.seconds(shape, Partition(sms, sms))
         if shape.kind == "mixed" or beside.shape.kind == "mixed":
             return self.seconds(shape, Partition(sms, sms))

@@ -41,23 +41,29 @@ def splits_within(
 
 
 def mixed_within(
-    outlook: Outlook, prompts: Prompts, rows: int, most_tokens: int, limit_s: float, most_price_s: float = inf
+    outlook: Outlook,
+    prompts: Prompts,
+    rows: int,
+    most_tokens: int,
+    limit_s: float,
+    most_price_s: Callable[[], float] = lambda: inf,
 ) -> list[Way]:
     """A mixed step with nearly the largest chunk that keeps the limit, at a whole number of tiles (or all there is);
     none if not even one tile keeps it. Looks first where the limit would be if a chunk took the time that it takes by
     itself, then where it is if the rest of a chunk does, and from there only down: each size is a forecast that nobody
     has asked for before. None too where a chunk that is too large costs more than `most_price_s`: smaller ones do, too.
+    What that is, is asked only where it matters.
     """
     there = min(most_tokens, sum(new for new, _ in prompts))
     if there <= 0:
         return []
     least = (rows // TILE_TOKENS + 1) * TILE_TOKENS - rows
-    sizes = [least + (tiles - 1) * TILE_TOKENS for tiles in MIXED_TILES]
-    sizes = [*sizes[: bisect_left(sizes, there)], there]
+    sizes = [size for tiles in MIXED_TILES if (size := least + (tiles - 1) * TILE_TOKENS) < there]
+    sizes.append(there)
     guess = (limit_s - outlook.decode_alone_s) / outlook.token_s
     at = min(bisect_left(sizes, guess), len(sizes) - 1)
     first = mixed(outlook, cut(prompts, sizes[at]))
-    if first.decode_s > limit_s and first.price_s > most_price_s:
+    if first.decode_s > limit_s and first.price_s > most_price_s():
         return []
     guess = sizes[at] + (limit_s - first.decode_s) / outlook.token_s
     better = bisect_right(sizes, guess) - 1

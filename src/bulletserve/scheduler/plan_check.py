@@ -30,7 +30,8 @@ def plan_check(snapshot: Snapshot, plan: Plan) -> None:
     seen: set[Lane] = set()
     for start in plan.starts:
         for lane in lanes_of(start):
-            _require(lane not in seen, "two starts on the {} lane in one plan", lane)
+            if lane in seen:
+                raise PlanError(f"two starts on the {lane} lane in one plan")
             seen.add(lane)
         _check_lane(snapshot, start)
         if isinstance(start, PrefillGroup):
@@ -52,7 +53,8 @@ def _chosen(ids: Sequence[int], entries: Iterable[_Entry], what: str) -> list[_E
     if not ids:
         return []
     missing = set(ids)
-    _require(len(missing) == len(ids), "{}: a request is named twice", what)
+    if len(missing) != len(ids):
+        raise PlanError(f"{what}: a request is named twice")
     chosen: list[_Entry] = []
     for entry in entries:
         if not missing:
@@ -66,10 +68,11 @@ def _chosen(ids: Sequence[int], entries: Iterable[_Entry], what: str) -> list[_E
 
 def _check_choices(snapshot: Snapshot, plan: Plan) -> list[WaitingEntry]:
     """The entries of the requests to admit."""
-    refused = [refusal.request_id for refusal in plan.refuse]
     admitted = _chosen(plan.admit, chain(snapshot.waiting, snapshot.late), "admit")
-    _chosen(refused, chain(snapshot.waiting, snapshot.late), "refuse")
-    _require(not refused or set(refused).isdisjoint(plan.admit), "a request is both admitted and refused")
+    if plan.refuse:
+        refused = [refusal.request_id for refusal in plan.refuse]
+        _chosen(refused, chain(snapshot.waiting, snapshot.late), "refuse")
+        _require(set(refused).isdisjoint(plan.admit), "a request is both admitted and refused")
     _chosen(plan.preempt, snapshot.victims, "preempt")
     _require(len(admitted) <= snapshot.free_seats, "more requests admitted than seats are free")
     return admitted
@@ -79,7 +82,8 @@ def _check_lane(snapshot: Snapshot, start: Start) -> None:
     lattice = snapshot.limits.lattice
     for lane in lanes_of(start):
         state = snapshot.prefill_lane if lane is Lane.PREFILL else snapshot.decode_lane
-        _require(state.queued < LANE_DEPTH, "the {} lane is {} steps deep already", lane, LANE_DEPTH)
+        if len(state.steps) >= LANE_DEPTH:
+            raise PlanError(f"the {lane} lane is {LANE_DEPTH} steps deep already")
     if isinstance(start, MixedStep):
         _require(start.sms == lattice.total_sms, "a mixed step takes the whole device")
     elif isinstance(start, PrefillGroup):
@@ -118,9 +122,9 @@ def _check_ranges(
     _require(bool(requests), "a prefill batch without requests")
     _require(len(requests) == len(ranges), "every request of a batch needs one token range")
     _require(len(requests) <= MAX_BATCH_PROMPTS, "a step holds at most {} prompts", MAX_BATCH_PROMPTS)
-    tokens = sum(end - start for start, end in ranges)
+    tokens = sum([end - start for start, end in ranges])
     _require(tokens <= MAX_BATCH_TOKENS, "a step holds at most {} prompt tokens", MAX_BATCH_TOKENS)
-    there = (entry for entry in snapshot.admitted if entry.request_id not in preempted)
+    there = [entry for entry in snapshot.admitted if entry.request_id not in preempted]
     admitted = {entry.request_id: entry for entry in _chosen(requests, there, "prefill")}
     for request_id, (start, end) in zip(requests, ranges, strict=True):
         entry = admitted[request_id]
@@ -134,7 +138,7 @@ def _check_ranges(
 
 def _check_rows(snapshot: Snapshot, start: DecodeStep | MixedStep, plan: Plan) -> None:
     _require(start.rows in ("all", "free"), "no row is masked")
-    gone = sum(v.decoding for v in snapshot.victims if v.request_id in plan.preempt)
+    gone = sum(v.decoding for v in snapshot.victims if v.request_id in plan.preempt) if plan.preempt else 0
     if isinstance(start, DecodeStep):
         _require(snapshot.decode_rows > gone, "a decode step without rows")
     else:
@@ -145,6 +149,6 @@ def _check_blocks(snapshot: Snapshot, plan: Plan, admitted: list[WaitingEntry]) 
     """Blocks of a victim come back later: they help no start of the same plan, but its own need falls away."""
     wanted = sum([entry.prompt_blocks for entry in admitted])
     if any(not isinstance(start, PrefillGroup) for start in plan.starts):
-        spared = sum(v.needs_block for v in snapshot.victims if v.request_id in plan.preempt)
+        spared = sum([v.needs_block for v in snapshot.victims if v.request_id in plan.preempt])
         wanted += snapshot.decode_blocks_needed - spared
     _require(wanted <= snapshot.free_blocks, "{} blocks wanted, {} free", wanted, snapshot.free_blocks)

@@ -24,8 +24,8 @@ deadline: they wait for a range of it instead of for all."""
 
 Entry = WaitingEntry | AdmittedEntry
 
-_Place = tuple[int, float, int, float, Entry]
-"""Priority, when it is due, number, seconds of work, entry."""
+_Place = tuple[int, float, int, float, float, Entry]
+"""Priority, when it is due, number, seconds of work, deadline, entry."""
 
 
 class PromptOrder(NamedTuple):
@@ -63,40 +63,43 @@ def in_given_order(snapshot: Snapshot, outlook: Outlook) -> PromptOrder:
 
 def most_in_time(snapshot: Snapshot, outlook: Outlook) -> PromptOrder:
     """By deadline, and so that the fewest are late."""
-    token_s, free_s = _token_s(outlook), snapshot.now_s + outlook.prefill_left_s
+    token_s, now_s = _token_s(outlook), snapshot.now_s
+    free_s = now_s + outlook.prefill_left_s
     queue: list[_Place] = []
     for begun in snapshot.admitted:
-        due_s = begun.deadline_s if begun.deadline_s < NO_DEADLINE_S else begun.arrival_s + PATIENCE_S
-        queue.append((0, due_s, begun.request_id, (begun.prompt_tokens - begun.computed_tokens) * token_s, begun))
+        number, arrival_s, tokens, computed, deadline_s, _, _ = begun
+        due_s = deadline_s if deadline_s < NO_DEADLINE_S else arrival_s + PATIENCE_S
+        queue.append((0, due_s, number, (tokens - computed) * token_s, deadline_s, begun))
     for new in snapshot.waiting:
-        due_s = new.deadline_s if new.deadline_s < NO_DEADLINE_S else new.arrival_s + PATIENCE_S
-        queue.append((new.priority, due_s, new.request_id, new.prompt_tokens * token_s, new))
+        number, arrival_s, tokens, _, deadline_s, _, priority, _, _, _ = new
+        due_s = deadline_s if deadline_s < NO_DEADLINE_S else arrival_s + PATIENCE_S
+        queue.append((priority, due_s, number, tokens * token_s, deadline_s, new))
     queue.sort()  # numbers of requests are unique: entries themselves are never compared
     in_time: list[_Place] = queue
     dropped: list[_Place] = []
     end_s = free_s
-    for _, _, _, seconds, entry in queue:
+    for _, _, _, seconds, deadline_s, _ in queue:
         end_s += seconds
-        if end_s > entry.deadline_s:
+        if end_s > deadline_s:
             in_time, dropped = _most_in_time(queue, free_s)
             break
-    load, work_s, now_s = 0.0, free_s - snapshot.now_s, snapshot.now_s
-    for _, _, _, seconds, entry in in_time:
+    load, work_s = 0.0, free_s - now_s
+    for _, _, _, seconds, deadline_s, _ in in_time:
         work_s += seconds
-        if work_s > load * (entry.deadline_s - now_s):
-            load = work_s / (entry.deadline_s - now_s)
+        if work_s > load * (deadline_s - now_s):
+            load = work_s / (deadline_s - now_s)
     in_time = _let_pass(in_time, free_s, now_s)
-    return PromptOrder((*[place[4] for place in in_time], *[place[4] for place in dropped], *snapshot.late), load)
+    return PromptOrder((*[place[-1] for place in in_time], *[place[-1] for place in dropped], *snapshot.late), load)
 
 
 def _most_in_time(queue: list[_Place], free_s: float) -> tuple[list[_Place], list[_Place]]:
     """Those of a queue, sorted by deadline, that are in time if the others give way, and the others."""
     longest: list[tuple[float, int]] = []
     kept, end_s = set(range(len(queue))), free_s
-    for number, (_, _, _, seconds, entry) in enumerate(queue):
+    for number, (_, _, _, seconds, deadline_s, _) in enumerate(queue):
         heappush(longest, (-seconds, number))
         end_s += seconds
-        while end_s > entry.deadline_s and longest:
+        while end_s > deadline_s and longest:
             less_s, dropped = heappop(longest)
             end_s += less_s
             kept.remove(dropped)
@@ -105,11 +108,11 @@ def _most_in_time(queue: list[_Place], free_s: float) -> tuple[list[_Place], lis
 
 def _let_pass(queue: list[_Place], free_s: float, now_s: float) -> list[_Place]:
     """A queue, sorted by deadline, in which the long prompts have given way to shorter ones of their priority."""
-    if all(tokens_left(place[4]) <= MAX_RANGE_TOKENS for place in queue):
+    if all(tokens_left(place[-1]) <= MAX_RANGE_TOKENS for place in queue):
         return queue
     order, end_s = list(queue), free_s + sum(place[3] for place in queue)
     for first in range(len(order) - 1, -1, -1):
-        priority, due_s, _, seconds, entry = long = order[first]
+        priority, due_s, _, seconds, _, entry = long = order[first]
         last_s = end_s
         end_s -= seconds
         if tokens_left(entry) <= MAX_RANGE_TOKENS:

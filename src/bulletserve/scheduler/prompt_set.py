@@ -24,6 +24,7 @@ class PromptSet:
         self.progress: PrefillProgress | None = None
         self.drawing = 0
         self._admitted: dict[int, Job] = {}
+        self._shown: dict[int, AdmittedEntry] = {}
         self._entries: tuple[AdmittedEntry, ...] | None = ()
 
     @property
@@ -35,19 +36,20 @@ class PromptSet:
     def entries(self) -> tuple[AdmittedEntry, ...]:
         """The admitted as a snapshot shows them; the same tuple until they change."""
         if self._entries is None:
-            self._entries = tuple([job.admitted_entry() for job in self._admitted.values()])
+            self._entries = tuple(self._shown.values())
         return self._entries
 
     def admit(self, job: Job) -> None:
         """Add a job that has its seat and blocks, or the rest of a prompt whose earlier range is started."""
         job.phase = Phase.ADMITTED
         self._admitted[job.id] = job
+        self._shown[job.id] = job.admitted_entry()  # nothing of it changes while it is here
         self._entries = None
 
     def leave(self, job: Job) -> None:
         """Take a job out, wherever it is; a member of the batch stays in it, for its place in the started steps."""
         if job.phase is Phase.ADMITTED:
-            del self._admitted[job.id]
+            del self._admitted[job.id], self._shown[job.id]
             self._entries = None
         elif job not in self.batch:
             self.drawing -= 1
@@ -55,7 +57,7 @@ class PromptSet:
     def open(self, jobs: tuple[Job, ...]) -> None:
         """Admitted jobs become the batch."""
         for job in jobs:
-            del self._admitted[job.id]
+            del self._admitted[job.id], self._shown[job.id]
             job.phase = Phase.PREFILLING
         self._entries = None
         self.batch = jobs

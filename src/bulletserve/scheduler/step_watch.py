@@ -71,7 +71,6 @@ class StepWatch:
                     done += part_s / self._estimator.predict(shape, both, other).seconds
                     alone_s -= part_s
         if alone_s > _LEAST_PART * seconds:
-            share = Partition(0, sms) if shape.kind == "decode" else Partition(sms, 0)
-            done += alone_s / self._estimator.predict(shape, share).seconds
+            done += alone_s / self._estimator.predict(shape, Partition(sms, sms)).seconds
         if done > 0.0:
             self._corrector.observe(shape.kind, seconds / done, seconds)

@@ -9,7 +9,6 @@ Where prompts are at risk, that slack is spent at once; where no way keeps both 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import islice
 from math import inf
 from typing import ClassVar
@@ -28,6 +27,7 @@ from bulletserve.core.snapshot import (
 from bulletserve.scheduler import throughput
 from bulletserve.scheduler.batching import admissions, make_room, next_group, prompt_ranges
 from bulletserve.scheduler.decode_pace import Pace, pace, target_s
+from bulletserve.scheduler.once import once
 from bulletserve.scheduler.outlook import Batch, Outlook
 from bulletserve.scheduler.partition_search import balanced, cheapest, cut, mixed_within, splits_within
 from bulletserve.scheduler.policy import Forecaster
@@ -45,6 +45,10 @@ NEED_MARGIN = 1.5
 
 HYSTERESIS = 0.05
 """What is being done is left for something cheaper by this part at least."""
+
+SURELY_FREE = 0.01
+"""So far below nothing, in parts of the longest step, a price is below that of every split: prefill on a share or
+beside decode is never faster than alone on all SMs, but for the last digits of forecasts (`estimator/power`: 4e-5)."""
 
 BATCH_PARTS = 4
 """A batch of a quarter of the device's `batch_tokens` ends so much sooner, for a tenth of its speed. Without a
@@ -116,7 +120,7 @@ class _Decision:
     def _may_open_batch(self) -> bool:
         return self._snapshot.prefill is None and self._prefill.queued < LANE_DEPTH
 
-    @cached_property
+    @once
     def _order(self) -> PromptOrder:
         return self._options.order(self._snapshot, self._outlook)
 
@@ -130,13 +134,13 @@ class _Decision:
         first = next(iter(self._order.entries), None)
         return NO_DEADLINE_S if first is None else first.deadline_s
 
-    @cached_property
+    @once
     def _backlog(self) -> bool:
         """Whether many prompts wait and neither they nor the running answers have a target."""
         without = target_s(self._snapshot) >= NO_DEADLINE_S and self._first_deadline_s >= NO_DEADLINE_S
         return without and throughput.is_backlog(self._snapshot)
 
-    @cached_property
+    @once
     def _worth_s(self) -> float:
         return throughput.step_worth_s(self._snapshot, self._outlook)
 
@@ -150,16 +154,16 @@ class _Decision:
         tokens = sum(tokens_left(entry) for entry in batch if not isinstance(entry, AdmittedEntry))
         return admissions(snapshot, tokens, self._order.waiting) if tokens else ()
 
-    @cached_property
+    @once
     def _to_open(self) -> Sequence[AdmittedEntry]:
         """The prompts of the batch to open."""
         return self._admitted[: next_batch(self._admitted, self._batch_tokens)]
 
-    @cached_property
+    @once
     def _admitted(self) -> Sequence[AdmittedEntry]:
         return tuple(islice(self._order.admitted, len(self._snapshot.admitted)))
 
-    @cached_property
+    @once
     def _batch(self) -> Batch:
         """The batch under way or to be opened."""
         if self._snapshot.prefill is not None:
@@ -168,7 +172,7 @@ class _Decision:
             [(min(tokens_left(entry), MAX_RANGE_TOKENS), entry.computed_tokens) for entry in self._to_open]
         )
 
-    @cached_property
+    @once
     def _load(self) -> float:
         """The part of the time up to a deadline that is needed for the work before it. A batch that will be late
         whatever is done for it is no reason to hurry; those behind it may be."""
@@ -208,7 +212,7 @@ class _Decision:
             return Plan(because="newcomers are about to join")
         return Plan(starts=(DecodeStep("all", self._beside(share)),), because="beside the end of a batch")
 
-    @cached_property
+    @once
     def _groups(self) -> Sequence[StepUnderWay]:
         """What the prefill lane has of its own. A decode step on the whole device would wait for all of it."""
         return [step for step in self._prefill.steps if step.shape.kind == "prefill"]
@@ -290,19 +294,29 @@ class _Decision:
         longest_s = pace_.interval_s * (options.longest_gap if at_risk else 1.0)
         limit_s = min(max(due_s - outlook.decode_left_s, pace_.limit_s), longest_s)
         wait_s = outlook.both_left_s - outlook.decode_left_s
-        batch = self._batch
         splits = snapshot.limits.lattice.splits if "split" in options.ways else ()
-        ways = splits_within(outlook, batch, splits, limit_s, self._decode.sms)
+        split_ways: list[Way] | None = None
+        mixed_ways: list[Way] = []
         prompts = self._mixable
         if prompts:
             most = MAX_BATCH_TOKENS - snapshot.decode_rows
-            most_price_s = ways[0].price_s / (1.0 - HYSTERESIS) if ways else inf
-            ways += mixed_within(outlook, prompts, snapshot.decode_rows, most, limit_s - wait_s, most_price_s)
+
+            def most_price_s() -> float:
+                nonlocal split_ways
+                split_ways = splits_within(outlook, self._batch, splits, limit_s, self._decode.sms)
+                return split_ways[0].price_s / (1.0 - HYSTERESIS) if split_ways else inf
+
+            mixed_ways = mixed_within(outlook, prompts, snapshot.decode_rows, most, limit_s - wait_s, most_price_s)
+            if mixed_ways and mixed_ways[0].price_s < -SURELY_FREE * limit_s:
+                return mixed_ways[0]  # no other way costs less than nothing, and what each costs need not be known
+        if split_ways is None:
+            split_ways = splits_within(outlook, self._batch, splits, limit_s, self._decode.sms)
+        ways = [*split_ways, *mixed_ways]
         if ways:
             if "sliced" in options.ways and outlook.decode_alone_s + wait_s <= limit_s:
                 ways.append(sliced(outlook))
             return cheapest(ways, self._discount)
-        ways = [*(split(outlook, batch, partition) for partition in splits), sliced(outlook)]
+        ways = [*(split(outlook, self._batch, partition) for partition in splits), sliced(outlook)]
         if prompts:
             ways.append(mixed(outlook, cut(prompts, self._batch_tokens)))
         return balanced(ways, limit_s, NEED_MARGIN * self._load, wait_s)
