@@ -147,7 +147,7 @@ class PromptMaker:
             skip_special_tokens=body.skip_special_tokens is not False,
         )
         extras = answer_extras(self._codec, ids, body, params, echo)
-        return Prompt(request, detokenizer, frozenset(params.stop_token_ids), extras, copy)
+        return Prompt(request, detokenizer, frozenset(params.stop_token_ids), extras, copy, body.choices)
 
 
 def answer_extras(
