@@ -113,7 +113,7 @@ def decode_or_preempt(snapshot: Snapshot, sms: int) -> tuple[DecodeStep | None, 
     victims, rows, missing = make_room(snapshot)
     if missing > 0 or not rows:
         return None, victims
-    return DecodeStep("all", sms), victims
+    return DecodeStep(sms), victims
 
 
 def make_room(snapshot: Snapshot) -> tuple[tuple[int, ...], int, int]:

@@ -152,7 +152,7 @@ class Engine:
 
     def mixed(self, row: int, start: int, end: int, rows: tuple[int, ...]) -> None:
         part = PromptPart(row, start, end, end == len(PROMPTS[row]))
-        self.launch(MixedStep((row,), ((start, end),), "all", 6), (part,), rows)
+        self.launch(MixedStep((row,), ((start, end),), 6), (part,), rows)
 
 
 @pytest.fixture(params=[True, False], ids=["graphs", "eager"])
@@ -167,18 +167,18 @@ def engine(request, device, monkeypatch) -> Engine:
 
 def test_every_kind_of_step_draws_the_tokens_of_plain_torch(engine):
     engine.prefill([0, 1], 4)
-    engine.launch(DecodeStep("all", 2), rows=(0, 1))
+    engine.launch(DecodeStep(2), rows=(0, 1))
     engine.prefill([2], 6, groups=((0, 1), (1, 2)))
     rows = (1, 0, 2)
     for sms in (2, 6, 2):
-        engine.launch(DecodeStep("all", sms), rows=rows)
+        engine.launch(DecodeStep(sms), rows=rows)
     engine.mixed(3, 0, 5, rows)
     engine.mixed(3, 5, 11, (2, 1))
     engine.mixed(3, 11, 29, (0,))
-    engine.launch(MixedStep((), (), "all", 6), (), (3, 0, 1, 2))
+    engine.launch(MixedStep((), (), 6), (), (3, 0, 1, 2))
     engine.prefill([4], 4)
     for _ in range(3):
-        engine.launch(DecodeStep("all", 2), rows=(0, 1, 2, 3, 4))
+        engine.launch(DecodeStep(2), rows=(0, 1, 2, 3, 4))
 
 
 def test_rows_with_masks_draw_what_is_allowed_and_the_others_what_they_would(engine):
@@ -186,14 +186,14 @@ def test_rows_with_masks_draw_what_is_allowed_and_the_others_what_they_would(eng
     even = b"\x55" * 400
     engine.banned = {1: even, 2: (1 << 5).to_bytes(4, "little"), 3: even[:8]}
     engine.prefill([0, 1], 4)
-    engine.launch(DecodeStep("all", 2), rows=(0, 1))
+    engine.launch(DecodeStep(2), rows=(0, 1))
     engine.prefill([2], 6, groups=((0, 1), (1, 2)))
-    engine.launch(DecodeStep("all", 6), rows=(2, 0, 1))
+    engine.launch(DecodeStep(6), rows=(2, 0, 1))
     engine.mixed(3, 0, 20, (1, 0))
     engine.mixed(3, 20, 29, (2, 1, 0))
-    engine.launch(DecodeStep("all", 2), rows=(0, 3))
+    engine.launch(DecodeStep(2), rows=(0, 3))
     engine.banned = {}
-    engine.launch(DecodeStep("all", 2), rows=(0, 1, 2, 3))
+    engine.launch(DecodeStep(2), rows=(0, 1, 2, 3))
 
 
 def test_masks_can_be_warmed_up_before_any_step(engine):
@@ -215,11 +215,11 @@ def test_any_kind_of_graph_can_be_the_first_one_captured(device, engine):
 def test_a_seat_is_taken_again(engine):
     engine.prefill([1], 4)
     for _ in range(6):
-        engine.launch(DecodeStep("all", 6), rows=(1,))
+        engine.launch(DecodeStep(6), rows=(1,))
     engine.tokens[1] = list(PROMPTS[1])
     engine.prefill([1, 2], 6)
     for _ in range(2):
-        engine.launch(DecodeStep("all", 2), rows=(2, 1))
+        engine.launch(DecodeStep(2), rows=(2, 1))
 
 
 def test_several_prompts_with_earlier_chunks_share_a_batch(engine):
@@ -227,7 +227,7 @@ def test_several_prompts_with_earlier_chunks_share_a_batch(engine):
     engine.launch(PrefillGroup((2, 3), ((0, 6), (0, 9)), (0, LAYERS), 4), first)
     rest = (PromptPart(2, 6, 13, True), PromptPart(3, 9, 29, True), PromptPart(0, 0, 2, True))
     engine.launch(PrefillGroup((2, 3, 0), ((6, 13), (9, 29), (0, 2)), (0, LAYERS), 4), rest)
-    engine.launch(DecodeStep("all", 2), rows=(3, 2, 0))
+    engine.launch(DecodeStep(2), rows=(3, 2, 0))
 
 
 def test_rows_with_rules_are_drawn_by_them_and_their_neighbours_as_ever(engine):
@@ -238,11 +238,11 @@ def test_rows_with_rules_are_drawn_by_them_and_their_neighbours_as_ever(engine):
         3: TokenRules(allowed_ids=(4, 9, 77, 80), bad_words=((9,), (80, 77), (77, 77)), logprobs=0),
     }
     engine.prefill([0, 1, 2], 4, groups=((0, 1), (1, 2)))
-    engine.launch(DecodeStep("all", 2), rows=(0, 1, 2))
+    engine.launch(DecodeStep(2), rows=(0, 1, 2))
     engine.mixed(3, 0, 10, (2, 1, 0))
     engine.mixed(3, 10, 29, (2, 1, 0))
     for _ in range(5):
-        engine.launch(DecodeStep("all", 2), rows=(3, 0, 2, 1))
+        engine.launch(DecodeStep(2), rows=(3, 0, 2, 1))
     prompt = PROMPTS[1]
     logits = all_logits(prompt).log_softmax(-1)
     told = engine.told_of_prompts[1]
@@ -266,21 +266,21 @@ def test_warm_ups_of_rules_touch_no_seat(engine):
     engine.prefill([0, 1], 4)
     engine.decode.warm_rules(2)
     engine.batch.warm_rules(4)
-    engine.launch(DecodeStep("all", 2), rows=(0, 1))
+    engine.launch(DecodeStep(2), rows=(0, 1))
 
 
 def test_a_failed_step_harms_no_other_request(engine):
     """Its rows are in the step behind it, void: they must not write where their seat's last guest had a block."""
     engine.prefill([1, 2], 4)
-    engine.launch(DecodeStep("all", 2), rows=(1, 2))
+    engine.launch(DecodeStep(2), rows=(1, 2))
     engine.seats.device.tables[1, 2] = engine.seats.host_tables[2, 0]  # left behind, and seat 2's by now
-    lost = Launch(0, DecodeStep("all", 2), (), ((1, engine.free.pop()),), (), (1, 2))
+    lost = Launch(0, DecodeStep(2), (), ((1, engine.free.pop()),), (), (1, 2))
     engine.decode.give_up(lost, engine.seats.prepare(lost))
-    mixed = Launch(1, MixedStep((), (), "all", 6), (), (), (), (1,))
+    mixed = Launch(1, MixedStep((), (), 6), (), (), (), (1,))
     for steps, launch in ((engine.decode, Launch(1, lost.step, rows=(1,))), (engine.batch, mixed)):
         steps.run(launch, engine.seats.prepare(launch))
     for _ in range(2):
-        engine.launch(DecodeStep("all", 2), rows=(2,))
+        engine.launch(DecodeStep(2), rows=(2,))
 
 
 def test_a_batch_that_was_given_up_is_not_gone_on_with(engine):
@@ -306,7 +306,7 @@ def test_a_batch_may_hold_more_rows_than_a_sequence_has_tokens(device, monkeypat
     seats = CudaSeats(8, 3, TokenHistory(9, 1, device), device)  # of 12 tokens
     inputs = batch_inputs.BatchInputs(seats, 72, BLOCK_SIZE, device)
     seats.prepare(Launch(0, None, tuple(Seat(row, row, [1] * 10, 0, (1, 2, 3), 0.0, 1.0, 0, 0) for row in range(5))))
-    step = MixedStep((0, 1, 2), ((0, 10),) * 3, "all", 6)
+    step = MixedStep((0, 1, 2), ((0, 10),) * 3, 6)
     launch = Launch(0, step, parts=tuple(PromptPart(row, 0, 10, True) for row in range(3)), rows=(4, 3))
     inputs.send(launch, inputs.measure(launch), None)
     assert inputs.at.tolist()[:6] == [9, 19, 29, 30, 31, 0]

@@ -187,11 +187,11 @@ class _Decision:
         if self._decode.queued >= LANE_DEPTH:
             return Plan(because="decode is a step ahead")
         if not self._groups:
-            return Plan(starts=(DecodeStep("all", self._total),), because="no prompt waits: decode has the device")
+            return Plan(starts=(DecodeStep(self._total),), because="no prompt waits: decode has the device")
         share = self._groups[0].sms
         if share == self._total or self._decode.queued:
             return Plan(because="newcomers are about to join")
-        return Plan(starts=(DecodeStep("all", self._beside(share)),), because="beside the end of a batch")
+        return Plan(starts=(DecodeStep(self._beside(share)),), because="beside the end of a batch")
 
     @cached_property
     def _groups(self) -> Sequence[StepUnderWay]:
@@ -220,7 +220,7 @@ class _Decision:
         because = f"{way.describe()}; due in {due_s * 1e3:.1f} ms, load {self._load:.2f}"
         if way.kind == "mixed":
             requests, ranges = prompt_ranges(self._snapshot, way.tokens, self._admitted)
-            return Plan(starts=(MixedStep(requests, ranges, "all", self._total),), because=because)
+            return Plan(starts=(MixedStep(requests, ranges, self._total),), because=because)
         group = self._group(self._total)
         if self._can_pause(group, way, due_s):
             return Plan(
@@ -228,13 +228,13 @@ class _Decision:
             )
         if way.kind == "sliced":
             ahead = self._decode.queued >= LANE_DEPTH
-            return Plan(starts=() if ahead else (DecodeStep("all", self._total),), because=because)
+            return Plan(starts=() if ahead else (DecodeStep(self._total),), because=because)
         group = group._replace(sms=way.partition.prefill_sms)
         if self._prefill.steps:
             return Plan(starts=(group,), because=because)
         starts: list[Start] = [group]
         if self._decode.queued < LANE_DEPTH:
-            starts.append(DecodeStep("all", way.partition.decode_sms))
+            starts.append(DecodeStep(way.partition.decode_sms))
         return Plan(starts=tuple(starts), because=because)
 
     def _decode_beside(self, because: str) -> Plan:
@@ -244,7 +244,7 @@ class _Decision:
         ahead = 1 if any(step.shape.sampled for step in groups) else LANE_DEPTH
         if not groups or self._decode.queued >= ahead or any(step.sms == self._total for step in groups):
             return Plan(because=because)
-        return Plan(starts=(DecodeStep("all", self._beside(groups[-1].sms)),), because=because)
+        return Plan(starts=(DecodeStep(self._beside(groups[-1].sms)),), because=because)
 
     def _way(self, pace_: Pace, due_s: float, *, at_risk: bool) -> Way:
         """The cheapest way to run the next decode step that keeps the pace, else the balanced one. A step on the whole
