@@ -256,9 +256,9 @@ def test_a_request_preempted_in_the_step_that_computes_its_prompt_names_nothing_
     assert [victim.request_id for victim in hands.snapshot.victims] == [2]
     hands.do(Plan(preempt=(2,)))
     (name,) = block_hashes((2,) * 5, 4)
-    assert not hands.ledger.knows([name])
+    assert not hands.ledger.look_up([name])
     hands.end(mixed, 20, 10)
-    assert hands.ledger.knows([name])
+    assert hands.ledger.look_up([name])
 
 
 def test_the_tokens_under_way_of_a_preempted_request_are_told() -> None:

@@ -51,7 +51,7 @@ def in_given_order(snapshot: Snapshot, outlook: Outlook) -> PromptOrder:
     load, work_s = 0.0, outlook.prefill_left_s
     entries: list[Entry] = [*snapshot.admitted, *snapshot.waiting]
     for entry in entries:
-        work_s += tokens_left(entry) * token_s
+        work_s += entry.tokens_left * token_s
         left_s = entry.deadline_s - snapshot.now_s
         load = max(load, work_s / left_s if left_s > 0 else 0.0)
     return PromptOrder((*snapshot.admitted, *snapshot.waiting, *snapshot.late), load)
@@ -63,10 +63,10 @@ def most_in_time(snapshot: Snapshot, outlook: Outlook) -> PromptOrder:
     queue: list[_Place] = []
     for begun in snapshot.admitted:
         due_s = begun.deadline_s if begun.deadline_s < NO_DEADLINE_S else begun.arrival_s + PATIENCE_S
-        queue.append((0, due_s, begun.request_id, (begun.prompt_tokens - begun.computed_tokens) * token_s, begun))
+        queue.append((0, due_s, begun.request_id, begun.tokens_left * token_s, begun))
     for new in snapshot.waiting:
         due_s = new.deadline_s if new.deadline_s < NO_DEADLINE_S else new.arrival_s + PATIENCE_S
-        queue.append((new.priority, due_s, new.request_id, new.prompt_tokens * token_s, new))
+        queue.append((new.priority, due_s, new.request_id, new.tokens_left * token_s, new))
     queue.sort()  # numbers of requests are unique: entries themselves are never compared
     in_time: list[_Place] = queue
     dropped: list[_Place] = []
@@ -102,17 +102,12 @@ def _token_s(outlook: Outlook) -> float:
     return outlook.token_s / PREFILL_SPEED
 
 
-def tokens_left(entry: Entry) -> int:
-    """Prompt tokens still to be read."""
-    return entry.prompt_tokens - (entry.computed_tokens if isinstance(entry, AdmittedEntry) else 0)
-
-
 def next_batch(entries: Sequence[Entry], tokens: int) -> int:
     """How many of the first entries make a batch of at least `tokens` tokens and, more than one, at most twice as many:
     a prompt gains nothing from waiting for others once the device is busy."""
     have = 0
     for number, entry in enumerate(entries):
-        left = min(tokens_left(entry), MAX_RANGE_TOKENS)
+        left = min(entry.tokens_left, MAX_RANGE_TOKENS)
         if have >= tokens or (number and have + left > 2 * tokens):
             return number
         have += left

@@ -30,7 +30,7 @@ from bulletserve.scheduler.decode_pace import Pace, pace
 from bulletserve.scheduler.outlook import Batch, Outlook
 from bulletserve.scheduler.partition_search import balanced, cheapest, cut, mixed_within, splits_within
 from bulletserve.scheduler.policy import Forecaster
-from bulletserve.scheduler.prompt_order import PromptOrder, next_batch, tokens_left
+from bulletserve.scheduler.prompt_order import PromptOrder, next_batch
 from bulletserve.scheduler.queue_parts import QueueParts
 from bulletserve.scheduler.ways import Way, mixed, sliced, split
 
@@ -132,7 +132,7 @@ class _Decision:
             return ()
         entries = self._order.entries
         batch = entries[: next_batch(entries, self._batch_tokens)]
-        tokens = sum(tokens_left(entry) for entry in batch if not isinstance(entry, AdmittedEntry))
+        tokens = sum(entry.tokens_left for entry in batch if not isinstance(entry, AdmittedEntry))
         return admissions(snapshot, tokens, self._order.waiting) if tokens else ()
 
     @cached_property
@@ -150,7 +150,7 @@ class _Decision:
         if self._snapshot.prefill is not None:
             return self._outlook.batch([(end - start, start) for start, end in self._snapshot.prefill.token_ranges])
         return self._outlook.batch(
-            [(min(tokens_left(entry), MAX_RANGE_TOKENS), entry.computed_tokens) for entry in self._to_open]
+            [(min(entry.tokens_left, MAX_RANGE_TOKENS), entry.computed_tokens) for entry in self._to_open]
         )
 
     @cached_property
@@ -258,7 +258,7 @@ class _Decision:
         ways = splits_within(outlook, batch, splits, limit_s, self._decode.sms)
         prompts: list[tuple[int, int]] = []
         if self._may_open_batch and self._decode.queued < LANE_DEPTH and "mixed" in options.ways:
-            prompts = [(tokens_left(entry), entry.computed_tokens) for entry in self._admitted]
+            prompts = [(entry.tokens_left, entry.computed_tokens) for entry in self._admitted]
             most = MAX_BATCH_TOKENS - snapshot.decode_rows
             most_price_s = ways[0].price_s / (1.0 - HYSTERESIS) if ways else inf
             ways += mixed_within(outlook, prompts, snapshot.decode_rows, most, limit_s - wait_s, most_price_s)
