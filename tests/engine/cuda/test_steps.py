@@ -26,6 +26,7 @@ from bulletserve.engine.cuda.decode_steps import DecodeSteps
 from bulletserve.engine.cuda.seat_tables import CudaSeats
 from bulletserve.engine.kv_cache import KvCache
 from bulletserve.kernels.cuda.matmul_choice import ChoiceTable, TableKey
+from bulletserve.kernels.sampling import SamplingRows, sample
 from bulletserve.kernels.token_rules import TokenHistory
 from bulletserve.models.context import PrefillSegment, StepContext
 from bulletserve.models.cuda_operators import CudaOperators, LaneWorkspace
@@ -37,6 +38,7 @@ from tests.kernels.plain_rules import by_rules
 SHAPE = ModelShape("llama", 2, 128, 96, 4, 2, 64, 123, 96, qk_norm=True)  # a vocabulary that no product takes as it is
 BLOCK_SIZE, BLOCKS, MAX_SEQS, LAYERS = 4, 60, 5, 2
 LATTICE = Lattice.of_splits(6, (Partition(4, 2),))
+SEED = 77
 PROMPTS = [[7, 3], [11, 90, 45, 2, 8, 60, 61], [5] * 13, list(range(20, 49)), [1]]
 
 
@@ -55,9 +57,12 @@ def plain_model() -> Decoder:
 def best_token(tokens: list[int], mask: bytes | None = None) -> int:
     logits = all_logits(tokens)[-1].clone()
     if mask is not None:
-        bits = int.from_bytes(mask, "little")
-        logits[[token for token in range(len(logits)) if not bits >> token & 1]] = float("-inf")
+        logits[[token for token in range(len(logits)) if not allows(mask, token)]] = float("-inf")
     return int(logits.argmax())
+
+
+def allows(mask: bytes, token: int) -> bool:
+    return bool(int.from_bytes(mask, "little") >> token & 1)
 
 
 @torch.inference_mode()
@@ -70,9 +75,12 @@ def all_logits(tokens: list[int]) -> torch.Tensor:
     return model.logits(hidden)
 
 
-def best_by_rules(tokens: list[int], row: int, rules: TokenRules) -> int:
-    prompt = len(PROMPTS[row])
-    return int(torch.tensor(by_rules(all_logits(tokens)[-1].tolist(), rules, tokens, prompt)).argmax())
+def drawn_by_rules(tokens: list[int], row: int, rules: TokenRules, temperature: float, mask: bytes | None) -> int:
+    logits = torch.tensor([by_rules(all_logits(tokens)[-1].tolist(), rules, tokens, len(PROMPTS[row]))])
+    logits[0, [token for token in range(logits.shape[1]) if mask is not None and not allows(mask, token)]] = -torch.inf
+    floats, whole = torch.tensor([temperature, 1.0]), torch.tensor([0, SEED + row, len(tokens)])
+    how = SamplingRows(floats[:1], floats[1:], whole[:1], whole[1:2], whole[2:])
+    return int(sample(logits, how))
 
 
 class Engine:
@@ -104,6 +112,7 @@ class Engine:
         random.Random(1).shuffle(self.free)
         self.held = [0] * len(PROMPTS)
         self.rules: dict[int, TokenRules] = {}
+        self.temperature = dict.fromkeys(range(len(PROMPTS)), 0.0)
         self.told: dict[int, list[TokenLogprobs]] = {}
         self.told_of_prompts: dict[int, dict[int, TokenLogprobs]] = {}
         self.banned: dict[int, bytes] = {}
@@ -112,7 +121,8 @@ class Engine:
         count = -(-len(PROMPTS[row]) // BLOCK_SIZE)
         self.held[row] = count
         blocks = tuple(self.free.pop() for _ in range(count))
-        return Seat(row, row, PROMPTS[row], 0, blocks, 0.0, 1.0, 0, 0, self.rules.get(row), len(PROMPTS[row]))
+        how = (self.temperature[row], 1.0, 0, SEED + row)
+        return Seat(row, row, PROMPTS[row], 0, blocks, *how, self.rules.get(row), len(PROMPTS[row]))
 
     def launch(self, step, parts: tuple[PromptPart, ...] = (), rows: tuple[int, ...] = ()) -> None:
         first = not isinstance(step, PrefillGroup) or step.layer_range[0] == 0
@@ -138,7 +148,8 @@ class Engine:
         for row, token in zip(who, drawn.token_ids(), strict=True):
             known = self.tokens[row]
             if row in self.rules:
-                expected = best_by_rules(known, row, self.rules[row])
+                how = (self.rules[row], self.temperature[row], self.banned.get(row))
+                expected = drawn_by_rules(known, row, *how)
             else:
                 expected = best_token(known, self.banned.get(row))
             assert token == expected, f"seat {row} after {len(self.tokens[row])} tokens"
@@ -260,6 +271,44 @@ def test_rows_with_rules_are_drawn_by_them_and_their_neighbours_as_ever(engine):
     )
     assert all(one.top_ids == () and one.rank == 1 for one in engine.told[3])
     assert 0 not in engine.told and 2 not in engine.told
+
+
+PENALTIES = (
+    TokenRules(repetition_penalty=1.3),
+    TokenRules(frequency_penalty=1.5),
+    TokenRules(repetition_penalty=0.7, presence_penalty=-1.0),
+    TokenRules(repetition_penalty=1.1, frequency_penalty=-0.5, presence_penalty=2.0),
+)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+@pytest.mark.parametrize("free", [(), (1,), (0, 3)])
+def test_a_step_of_penalised_rows(engine, free, temperature):
+    """As a checkpoint's own penalty makes them: all rows, or all but a few that gave it up, in whatever order. A row
+    whose request is masked too keeps to both."""
+    engine.rules = {row: rules for row, rules in enumerate(PENALTIES) if row not in free}
+    engine.temperature |= dict.fromkeys(engine.rules, temperature)
+    engine.banned[2] = (0x5A5A << 40).to_bytes(16, "little")
+    engine.prefill([0, 1, 2], 4)
+    engine.launch(DecodeStep(2), rows=(0, 1, 2))
+    engine.mixed(3, 0, 29, (1, 2, 0))
+    for rows in ((0, 1, 2, 3), (3, 2, 1, 0), (2, 3, 0, 1)):
+        engine.launch(DecodeStep(2), rows=rows)
+    for row in range(4):
+        own = float(engine.seats.ruled_device.temperature[row])
+        assert (float(engine.seats.device.temperature[row]), own) == (0.0, 0.0 if row in free else temperature)
+
+
+def test_a_seat_has_its_guests_own_temperature_again_after_a_penalised_one(engine):
+    engine.rules, engine.temperature[0] = {0: PENALTIES[0]}, 1.5
+    engine.prefill([0], 4)
+    assert float(engine.seats.device.temperature[0]) == 0.0
+    engine.rules = {0: TokenRules(min_tokens=2, end_ids=(5,))}  # which matter for two tokens only
+    engine.tokens[0] = list(PROMPTS[0])
+    engine.prefill([0], 4)
+    assert float(engine.seats.device.temperature[0]) == 1.5
+    for _ in range(3):
+        engine.launch(DecodeStep(2), rows=(0,))
 
 
 def test_warm_ups_of_rules_touch_no_seat(engine):
