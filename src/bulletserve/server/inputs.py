@@ -12,6 +12,11 @@ from bulletserve.core.errors import InvalidRequest
 Json: TypeAlias = Any
 
 
+def prompt_count(prompt: Json) -> int:
+    """How many prompts `prompt_list` would have to look at."""
+    return len(prompt) if isinstance(prompt, list) and prompt and type(prompt[0]) is not int else 1
+
+
 def prompt_list(prompt: Json) -> list[str | list[int]]:
     """The prompts of a completion: a string, a list of strings, a list of ids or a list of lists of ids.
 

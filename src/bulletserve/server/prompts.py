@@ -15,7 +15,7 @@ from bulletserve.core.slo import Slo
 from bulletserve.formats.description import GenerationDefaults
 from bulletserve.server.answer_extras import AnswerExtras, Echo, echo_of
 from bulletserve.server.calls import Prompt
-from bulletserve.server.inputs import prompt_list
+from bulletserve.server.inputs import prompt_count, prompt_list
 from bulletserve.server.open_requests import OpenRequests
 from bulletserve.server.prompt_ids import PromptIds, shorten
 from bulletserve.server.protocol import ChatBody, CommonBody, CompletionBody, sampling_params
@@ -54,8 +54,7 @@ class PromptMaker:
     async def completion(self, body: CompletionBody) -> list[Prompt]:
         """The prompts of a completion. Raises `RequestError`; then none of them may run."""
         params = sampling_params(body, self._defaults)
-        given = body.prompt
-        prompts = await self._ids.run(partial(prompt_list, given), len(given) if isinstance(given, list) else 0)
+        prompts = await self._ids.run(partial(prompt_list, body.prompt), prompt_count(body.prompt))
         make_grammar = wanted_grammar(body)
         self._open_requests.check_room(len(prompts) * body.choices + self._ids.at_work)
         arrival_s = time.monotonic()
