@@ -40,6 +40,13 @@ class QuickTruth(Uncapped):
         return 1.1 * self.alone_s(step, sms)
 
 
+class UnhurriedTruth(QuickTruth):
+    """Sixty times slower, so that the clients are the quicker ones."""
+
+    def alone_s(self, step: StepShape, sms: int) -> float:
+        return 60 * super().alone_s(step, sms)
+
+
 def forecasts() -> Estimator:
     """Of another device and model, as far off as can be: a policy must serve all the same."""
     calibration = datasheet("NVIDIA H200", 4)

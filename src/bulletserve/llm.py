@@ -22,6 +22,7 @@ from bulletserve.core.resolve import ModelLimits, resolve_request
 from bulletserve.core.token_rules import TokenLogprobs
 from bulletserve.scheduler.loop import what_failed
 from bulletserve.server.detokenizer import Detokenizer
+from bulletserve.server.structured import wanted_grammar
 from bulletserve.server.text_codec import TextCodec
 
 Prompt = str | Sequence[int]
@@ -157,7 +158,9 @@ class LLM:
 
     def _text(self) -> TextCodec:
         if self._codec is None:
-            raise ConfigError("this checkpoint has no tokenizer: give prompts as token ids")
+            raise ConfigError(
+                "this checkpoint has no tokenizer: give prompts as token ids, and no stop strings, bad words or formats"
+            )
         return self._codec
 
     def _encode(self, prompt: Prompt) -> list[int]:
@@ -191,10 +194,18 @@ class LLM:
             self._engine.clock.now_s(),
             slo=self._engine.config.slo,
             bad_words=self._text().bad_word_ids(params.bad_words) if params.bad_words else (),
+            grammar=self._grammar(params),
         )
         if not self._engine.config.enable_prefix_caching:
             return request
         return replace(request, block_hashes=block_hashes(ids, self._engine.limits.block_size))
+
+    def _grammar(self, params: SamplingParams) -> str:
+        make = wanted_grammar(params)
+        if make is None:
+            return ""
+        self._text()  # a grammar is one of text
+        return make()
 
     def _opened(self, request: Request, params: SamplingParams) -> _Open:
         ids = list(request.prompt_ids)

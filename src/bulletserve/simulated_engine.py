@@ -2,7 +2,7 @@
 servers where there is no GPU, and where the model's answer does not matter.
 
 Knows nothing about HTTP. Everything that decides is the code that serves; steps take the time that a `Truth` says, on
-the wall clock, and tokens are made up.
+the wall clock, and tokens are made up: also those of structured answers, which keep to no grammar but ride as they do.
 """
 
 import threading
@@ -17,6 +17,7 @@ from bulletserve.scheduler.policies import make_policy
 from bulletserve.scheduler.state import State
 from bulletserve.simulator.device import SimulatedDevice, TokenOf
 from bulletserve.simulator.executor import RealtimeExecutor
+from bulletserve.simulator.guide import AllowingGuide
 from bulletserve.simulator.truth import Truth
 from bulletserve.transport.addresses import Addresses
 from bulletserve.transport.engine_end import EngineEnd
@@ -48,7 +49,8 @@ class SimulatedEngine:
         self.device = SimulatedDevice(truth, limits.num_layers, token_of)
         self._executor = RealtimeExecutor(self.device, limits.lattice, inbox)
         made = make_policy(policy)
-        self.state = State(limits, KvLedger(limits.total_blocks + 1, limits.block_size), made.rules, estimator)
+        ledger = KvLedger(limits.total_blocks + 1, limits.block_size)
+        self.state = State(limits, ledger, made.rules, estimator, AllowingGuide(inbox))
         self._loop = Loop(self.state, made, self._executor, inbox, MonotonicClock(), self._end, observer)
         self._end.ready(
             EngineInfo(

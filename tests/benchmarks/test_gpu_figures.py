@@ -40,7 +40,7 @@ def test_ratios_to_the_best_mixed_batch():
 
 def steps(*times: tuple[float, float]) -> list[StepTime]:
     ends = [0.0, *(end for _, end in times)]
-    launch = Launch(0, DecodeStep("all", 32), rows=(0,))
+    launch = Launch(0, DecodeStep(32), rows=(0,))
     return [StepTime(launch, start, end, start - before) for (start, end), before in zip(times, ends, strict=False)]
 
 

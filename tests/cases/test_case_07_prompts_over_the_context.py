@@ -40,6 +40,16 @@ def test_case_07_the_limit_is_exact(served: Served, length: int, wanted: int | N
     assert served.post(max_tokens=1).status_code == 200  # the canary
 
 
+@pytest.mark.parametrize("prompt", ["a" * 10 * CONTEXT, [70] * (CONTEXT + 1)])
+def test_case_07_a_refusal_waits_for_nobody(served: Served, prompt: object) -> None:
+    """It comes while the engine stands still, so it comes at once."""
+    served.engine.held = True
+    try:
+        assert error_of(served.post(prompt=prompt), 400)["code"] == "context_length_exceeded"
+    finally:
+        served.engine.held = False
+
+
 @pytest.mark.parametrize(
     ("most", "wanted", "left"), [(5, None, 5), (5, 100, 5), (-1, 100, 156), (-1, None, 255), (255, 1, 255)]
 )

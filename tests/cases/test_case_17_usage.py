@@ -29,7 +29,9 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": "hello", "max_tokens": 9}),
     ("/v1/completions", {"prompt": PROMPTS, "max_tokens": 5}),
     ("/v1/completions", {"prompt": PROMPTS, "max_tokens": 50, "stop": "wor"}),
+    ("/v1/completions", {"prompt": PROMPTS, "max_tokens": 5, "n": 2}),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 50}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 50, "n": 3}),
 ]
 
 
@@ -62,6 +64,13 @@ def test_case_17_a_prompt_is_counted_once_for_each_prompt_of_a_list(served: Serv
     together = served.post(prompt=PROMPTS, max_tokens=5).json()["usage"]
     for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
         assert together[name] == sum(usage[name] for usage in single)
+
+
+def test_case_17_of_several_answers_the_prompt_is_counted_once(served: Served) -> None:
+    one, three = (served.post(max_tokens=5, n=n).json()["usage"] for n in (1, 3))
+    assert three["prompt_tokens"] == one["prompt_tokens"]
+    assert three["prompt_tokens_details"] == one["prompt_tokens_details"]
+    assert three["completion_tokens"] == 3 * one["completion_tokens"] == 15
 
 
 def test_case_17_options_of_a_stream_without_a_stream(served: Served) -> None:

@@ -57,10 +57,13 @@ def test_case_23_in_a_stream(server: SimulatedServer) -> None:
     all_is_over(server)
 
 
-@pytest.mark.parametrize("prompts", ["abc", ["ab", "cd", "ef", "gh"]])
-def test_case_23_in_a_call_that_does_not_stream(server: SimulatedServer, prompts: object) -> None:
-    with send(server, prompt=prompts):
-        running(server, 4 if isinstance(prompts, list) else 1)
+@pytest.mark.parametrize("body", [{}, {"prompt": ["ab", "cd", "ef", "gh"]}, {"n": 4}])
+@pytest.mark.parametrize("stream", [False, True])
+def test_case_23_in_calls_of_one_answer_and_of_four(
+    server: SimulatedServer, body: dict[str, object], stream: bool
+) -> None:
+    with send(server, stream=stream, **body):
+        running(server, 4 if body else 1)
     all_is_over(server)
 
 

@@ -5,12 +5,17 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import aiohttp
+import httpx
 import pytest
 
+from tests.cases.live_streams import LiveStream
 from tests.cases.scripted_server import serving
 from tests.server.conftest import Served
+from tests.simulated_server import LIMITS, SimulatedServer, UnhurriedTruth
 
 OFFERED, LIMIT, SEATS = 1000, 32, 8
 
@@ -64,6 +69,24 @@ def test_case_27_after_the_storm_all_is_as_before(served: Served) -> None:
     assert served.post().json()["choices"][0]["text"] == "hello"
     assert time.monotonic() - began_s < 5
     assert served.http.get("/health").status_code == 200
+
+
+def test_case_27_who_left_while_waiting_is_not_prefilled(tmp_path: Path) -> None:
+    """The cache holds 16 blocks: what is behind the first request waits until that has ended."""
+    limits = replace(LIMITS, total_blocks=16)
+    with SimulatedServer("bullet", tmp_path, limits=limits, truth=UnhurriedTruth()) as server:
+        first = LiveStream(server.url, prompt=[5] * 100, max_tokens=60).wait_begun()
+        for _ in range(3):
+            with pytest.raises(httpx.ReadTimeout):
+                server.http.post("/v1/completions", json={"prompt": [6] * 200, "max_tokens": 2}, timeout=0.2)
+        deadline_s = time.monotonic() + 10
+        while len(server.server.open_requests) > 1:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        assert len(first.times_s) < 60, "they could have been admitted"
+        first.join()
+        server.wait_idle()
+        assert server.engine.state.queried_tokens == 100, "more than the first prompt was admitted"
 
 
 def test_case_27_no_connection_is_held_open_for_ever(served: Served) -> None:

@@ -3,8 +3,8 @@
 from bulletserve.core.launch import Launch
 from bulletserve.core.plan import DecodeStep, Lane, MixedStep, Plan, PrefillGroup, Refusal, lanes_of
 
-DECODE = DecodeStep("all", 8)
-MIXED = MixedStep((), (), "all", 8)
+DECODE = DecodeStep(8)
+MIXED = MixedStep((), (), 8)
 GROUP = PrefillGroup((1,), ((0, 4),), (0, 2), 8)
 
 

@@ -1,9 +1,11 @@
 """`LLM` in this process: answers, stop strings, and bad input that harms nothing."""
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,6 +40,45 @@ def test_a_stop_string_ends_an_answer(llm: LLM) -> None:
     (answer,) = llm.generate([[1, 2, 3]], SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, stop=stop))
     assert answer.text == text[: text.index(stop)]
     assert (answer.finish_reason, answer.stop_reason) == ("stop", stop)
+
+
+FORMATS = (
+    ({"structured_outputs": {"regex": "[ab]{3}"}}, "[ab]{3}"),
+    ({"structured_outputs": {"choice": ["yes", "no"]}}, "yes|no"),
+    ({"structured_outputs": {"json": {"enum": [7]}}}, "7"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"const": "x"}}}}, '"x"'),
+    ({"response_format": {"type": "text"}}, "(?s:.*)"),
+    ({"guided_json": '{"type": "boolean"}'}, "true|false"),
+    ({"guided_regex": "z{4}"}, "zzzz"),
+    ({"guided_choice": ["x"]}, "x"),
+    ({"guided_grammar": 'root ::= "a" | "b"'}, "a|b"),
+)
+
+
+def test_formats_of_answers_each_their_own(llm: LLM) -> None:
+    params = [SamplingParams(max_tokens=20, seed=3, **wanted) for wanted, _ in FORMATS]
+    answers = llm.generate([[1, 2, 3]] * len(FORMATS), params)
+    for answer, (wanted, regex) in zip(answers, FORMATS, strict=True):
+        assert re.fullmatch(regex, answer.text), (wanted, answer.text)
+    free = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=20, seed=3))
+    assert free[0].token_ids == answers[4].token_ids, "an answer without a format is what it would be alone"
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"response_format": "json"},
+        {"structured_outputs": {"json": {"type": "nothing"}}},
+        {"structured_outputs": ["a"]},
+        {"guided_regex": "("},
+        {"guided_regex": 3},
+        {"guided_choice": ["a"], "structured_outputs": {"choice": ["a"]}},
+    ],
+)
+def test_formats_that_cannot_be_followed_are_refused(llm: LLM, wanted: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest):
+        llm.generate([[1], [2]], [SamplingParams(), SamplingParams(**wanted)])
+    assert len(llm.generate([7, 8], GREEDY)[0].token_ids) == 12
 
 
 @pytest.mark.parametrize(

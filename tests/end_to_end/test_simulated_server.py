@@ -48,6 +48,20 @@ def test_clients_that_vanish_leave_nothing_behind(simulated: SimulatedServer) ->
         assert answer.json()["usage"]["completion_tokens"] == 5
 
 
+def test_structured_answers_are_checked_and_served_though_their_tokens_are_made_up(simulated: SimulatedServer) -> None:
+    """Beside a free stream; they end by their length."""
+
+    def ask(**body: object) -> httpx.Response:
+        return simulated.http.post("/v1/completions", json={"prompt": LETTERS, "max_tokens": 30, **body})
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        formats = [{"guided_regex": "[0-9]+"}, {}, {"response_format": {"type": "json_object"}}, {}]
+        asked = [pool.submit(ask, **one) for one in formats]
+        answers = [one.result().json() for one in asked]
+    assert [answer["usage"]["completion_tokens"] for answer in answers] == [30] * 4
+    assert ask(guided_regex="(").status_code == 400
+
+
 def test_a_stop_string_ends_the_request_in_the_engine(simulated: SimulatedServer) -> None:
     with httpx.Client(base_url=simulated.url, timeout=20) as http:
         answer = http.post("/v1/completions", json={"prompt": LETTERS, "max_tokens": 200, "stop": "xyz"}).json()

@@ -90,6 +90,18 @@ def test_regular_expressions_and_choices(served: EngineServer, seed: int) -> Non
     assert served.complete(structured_outputs={"choice": choices}, temperature=0, seed=seed)["text"] in choices
 
 
+@pytest.mark.parametrize(
+    "grammar", ['start: "(" inner ")"\ninner: /[ab]{2}/ | start', 'root ::= "(" ([ab] [ab] | root) ")"']
+)
+def test_grammars_in_both_forms(served: EngineServer, grammar: str) -> None:
+    for name, value in (("structured_outputs", {"grammar": grammar}), ("guided_grammar", grammar)):
+        choice = served.complete(**{name: value}, seed=2, temperature=1.0, max_tokens=60)
+        depth = choice["text"].count("(")
+        assert depth
+        if choice["finish_reason"] == "stop":
+            assert re.fullmatch(rf"\({{{depth}}}[ab]{{2}}\){{{depth}}}", choice["text"])
+
+
 def test_any_object(served: EngineServer) -> None:
     answer = served.chat(response_format={"type": "json_object"}, max_tokens=400, seed=5).json()["choices"][0]
     text = answer["message"]["content"]
@@ -134,6 +146,11 @@ def test_what_cannot_be_followed_is_refused_and_harms_nobody(served: EngineServe
         {"structured_outputs": {"regex": "("}},
         {"structured_outputs": {"grammar": "start: A"}},
         {"structured_outputs": {"regex": "a", "choice": ["b"]}},
+        {"structured_outputs": {"grammar": ""}},
+        {"guided_grammar": "root ::= b"},
+        {"guided_grammar": "root ::= " + "(" * 5000},
+        {"guided_grammar": 'start: "a"' + " " * 20_000},
+        {"guided_grammar": ["a"]},
         {"guided_choice": []},
         {"guided_choice": ["a"], "guided_regex": "a"},
     ]

@@ -142,13 +142,13 @@ class Trial:
                 self.run(Launch(0, step, seats, (), parts))
 
     def decode(self, which: list[int], sms: int) -> None:
-        self.run(Launch(0, DecodeStep("all", sms), rows=tuple(which)))
+        self.run(Launch(0, DecodeStep(sms), rows=tuple(which)))
 
     def mixed(self, prompt: int, start: int, end: int, rows: list[int]) -> None:
         part = PromptPart(prompt, start, end, end == len(self.prompts[prompt]))
         total = self.loaded.executor.lattice.total_sms
         seats = (self.seats[prompt],) if start == 0 else ()
-        step = MixedStep((prompt,), ((start, end),), "all", total)
+        step = MixedStep((prompt,), ((start, end),), total)
         self.run(Launch(0, step, seats, (), (part,), tuple(rows)))
 
 

@@ -119,7 +119,7 @@ def test_rows_always_hold_the_blocks_they_write_to():
         if step == 60:
             rows.recentre(30)
         launch = rows.next(step)
-        assert launch.step == DecodeStep("all", 32) and launch.rows is rows.rows
+        assert launch.step == DecodeStep(32) and launch.rows is rows.rows
         for seat in launch.seats:
             tables[seat.seat], lengths[seat.seat] = list(seat.blocks), seat.cached_tokens
         for row, block in launch.blocks:

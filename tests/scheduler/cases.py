@@ -129,6 +129,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
             draw(st.booleans()),
             draw(targets),
             draw(moments | st.just(NO_DEADLINE_S)),
+            draw(st.just(0) | st.integers(0, tokens - 1)),
         )
 
     def admitted_entry() -> AdmittedEntry:
@@ -178,7 +179,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         limits=bounds,
         waiting=waiting,
         waiting_total=len(waiting) + draw(st.integers(0, 3)),
-        waiting_tokens=sum(entry.prompt_tokens for entry in waiting),
+        waiting_tokens=sum(entry.tokens_left for entry in waiting),
         late=late,
         late_total=len(late),
         admitted=admitted,

@@ -51,7 +51,7 @@ class RandomPolicy:
         starts = [start for start in (self._prefill(snapshot), self._decode(snapshot)) if start is not None]
         if rng.random() < 0.3:
             requests, ranges = self._ranges(snapshot)
-            starts = [MixedStep(requests, ranges, rng.choice(("all", "free")), snapshot.limits.lattice.total_sms)]
+            starts = [MixedStep(requests, ranges, snapshot.limits.lattice.total_sms)]
         rng.shuffle(starts)
         return Plan(
             tuple(starts[: rng.randint(0, 2)]),
@@ -71,7 +71,7 @@ class RandomPolicy:
         return PrefillGroup(requests, ranges, (0, self._rng.randint(1, layers)), sms) if requests else None
 
     def _decode(self, snapshot: Snapshot) -> Start:
-        return DecodeStep("all", self._rng.choice(sorted(snapshot.limits.lattice.decode_shares)))
+        return DecodeStep(self._rng.choice(sorted(snapshot.limits.lattice.decode_shares)))
 
     def _ranges(self, snapshot: Snapshot) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
         chosen = [entry for entry in snapshot.admitted if self._rng.random() < 0.7]

@@ -104,7 +104,7 @@ class LedgerMachine(RuleBasedStateMachine):
         names = self.names[owner][: len(self.held[owner])]
         end = data.draw(st.integers(0, len(names)))
         known = self.ledger._holdings[owner].known
-        chained = self.ledger.knows(names[:known])
+        chained = self.ledger.look_up(names[:known]) == known
         self.ledger.register(owner, names, end)
         for run in self.ledger._runs._run_at.values():
             self.name_of |= dict(zip(run.blocks, run.names, strict=True))
@@ -113,7 +113,7 @@ class LedgerMachine(RuleBasedStateMachine):
             return
         for block, name in zip(self.held[owner], names, strict=False):
             assert self.name_of.get(block, name) == name
-        assert not chained or self.ledger.knows(names[:end]), "what was computed is not found"
+        assert not chained or self.ledger.look_up(names[:end]) == end, "what was computed is not found"
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -303,7 +303,7 @@ def test_who_computes_what_is_known_names_what_comes_after() -> None:
     for end in (2, 3, 4):
         for owner in (0, 1):
             ledger.register(owner, answers[owner], end)
-            assert ledger.knows(answers[owner][:end])
+            assert ledger.look_up(answers[owner][:end]) == end
             ledger.check_integrity()
     for owner in (0, 1):
         ledger.release(owner)
@@ -357,7 +357,7 @@ def test_after_a_reset_nothing_is_named_that_follows_what_was_forgotten() -> Non
         ledger.register(0, names, 1)
     ledger.forget_prefixes()
     ledger.register(0, names, 2)
-    assert not ledger.knows(names[:1])
+    assert not ledger.look_up(names[:1])
     for owner in (0, 1):
         ledger.check_integrity()
         ledger.release(owner)

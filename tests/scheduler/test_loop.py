@@ -48,7 +48,7 @@ def interrupt(snapshot: Snapshot) -> Plan:
 
 
 def break_a_rule(snapshot: Snapshot) -> Plan:
-    return Plan(starts=(DecodeStep("all", TOTAL_SMS + 1),))
+    return Plan(starts=(DecodeStep(TOTAL_SMS + 1),))
 
 
 def return_nothing(snapshot: Snapshot) -> Plan:

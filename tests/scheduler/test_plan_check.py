@@ -69,10 +69,10 @@ PREFILL_FULL = SNAPSHOT._replace(prefill_lane=FULL)
 CROWD = tuple(range(100, 229))
 CROWDED = SNAPSHOT._replace(admitted=tuple(AdmittedEntry(i, 0.0, 4096, 0, 1.0, "a") for i in CROWD))
 
-DECODE = DecodeStep("all", 4)
+DECODE = DecodeStep(4)
 GROUP = PrefillGroup((ADMITTED,), ((4, 10),), (0, 8), 4)
-MIXED = MixedStep((ADMITTED,), ((4, 10),), "all", TOTAL_SMS)
-ROWS_ONLY = MixedStep((), (), "all", TOTAL_SMS)
+MIXED = MixedStep((ADMITTED,), ((4, 10),), TOTAL_SMS)
+ROWS_ONLY = MixedStep((), (), TOTAL_SMS)
 NEXT = PrefillGroup((7, 8), ((0, 4), (2, 6)), (3, 5), 4)
 
 
@@ -158,10 +158,9 @@ def test_these_are_in_order(snapshot: Snapshot, plan: Plan) -> None:
         ),
         (
             CROWDED,
-            starts(MixedStep(CROWD[:3], ((0, 4096), (0, 4096), (0, 1)), "all", TOTAL_SMS)),
+            starts(MixedStep(CROWD[:3], ((0, 4096), (0, 4096), (0, 1)), TOTAL_SMS)),
             "a step holds at most 8192 prompt tokens",
         ),
-        (SNAPSHOT, starts(DecodeStep("masked", 4)), "no row is masked"),
         (SNAPSHOT._replace(decode_rows=0), starts(DECODE), "a decode step without rows"),
         (SHORT, Plan(starts=(DECODE,), preempt=(ROW, ROW_TOO)), "a decode step without rows"),
         (SHORT, starts(DECODE), "1 blocks wanted, 0 free"),

@@ -23,7 +23,7 @@ from bulletserve.scheduler.state import State
 from tests.scheduler.forecasters import Arithmetic
 from tests.scheduler.world import LATTICE, TOTAL_SMS
 
-DECODE = DecodeStep("all", TOTAL_SMS)
+DECODE = DecodeStep(TOTAL_SMS)
 STOP = 9
 
 
@@ -252,13 +252,13 @@ def test_a_request_preempted_in_the_step_that_computes_its_prompt_names_nothing_
     hands.decoding(1, (1,) * 7)
     hands.arrive(2, (2,) * 5)
     hands.admit(2)
-    mixed = hands.start(MixedStep((2,), ((0, 5),), "all", TOTAL_SMS))
+    mixed = hands.start(MixedStep((2,), ((0, 5),), TOTAL_SMS))
     assert [victim.request_id for victim in hands.snapshot.victims] == [2]
     hands.do(Plan(preempt=(2,)))
     (name,) = block_hashes((2,) * 5, 4)
-    assert not hands.ledger.knows([name])
+    assert not hands.ledger.look_up([name])
     hands.end(mixed, 20, 10)
-    assert hands.ledger.knows([name])
+    assert hands.ledger.look_up([name])
 
 
 def test_the_tokens_under_way_of_a_preempted_request_are_told() -> None:
@@ -280,7 +280,7 @@ def test_who_finishes_a_prompt_in_a_mixed_step_decodes_in_the_next() -> None:
     hands.decoding(1, (1,) * 5)
     hands.arrive(2, (2,) * 5)
     hands.admit(2)
-    mixed = hands.start(MixedStep((2,), ((0, 5),), "all", TOTAL_SMS))
+    mixed = hands.start(MixedStep((2,), ((0, 5),), TOTAL_SMS))
     assert (len(mixed.rows), len(mixed.parts)) == (1, 1)
     lanes = hands.snapshot.prefill_lane, hands.snapshot.decode_lane
     assert [(lane.queued, lane.sms) for lane in lanes] == [(1, TOTAL_SMS)] * 2
@@ -350,7 +350,7 @@ def test_a_snapshot_shows_the_steps_under_way_and_since_when() -> None:
     hands.arrive(1, range(100, 106))
     hands.admit(1)
     hands.now_s = 20.0
-    decode = hands.start(DecodeStep("all", 2))
+    decode = hands.start(DecodeStep(2))
     group = hands.start(PrefillGroup((1,), ((0, 6),), (0, 3), 6))
     whole = hands.start(DECODE)
     snapshot = hands.snapshot
@@ -374,7 +374,7 @@ def test_a_mixed_step_is_on_both_lanes_with_all_its_work() -> None:
     hands.decoding(0, range(5))
     hands.arrive(1, range(100, 106))
     hands.admit(1)
-    hands.start(MixedStep((1,), ((0, 6),), "all", TOTAL_SMS))
+    hands.start(MixedStep((1,), ((0, 6),), TOTAL_SMS))
     snapshot = hands.snapshot
     assert snapshot.prefill_lane.steps == snapshot.decode_lane.steps
     assert snapshot.decode_lane.steps[0].shape == StepShape.mixed([(6, 0)], 1, 6, 4, 2)

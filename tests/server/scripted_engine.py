@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from bulletserve.core.engine_info import EngineInfo
 from bulletserve.core.events import Aborted, Arrived, CacheReset, Event, Output, Status, Stop
 from bulletserve.core.request import Finished, FinishReason, Request
+from bulletserve.core.token_rules import TokenLogprobs
 from bulletserve.transport.addresses import Addresses
 from bulletserve.transport.engine_end import EngineEnd
 
@@ -25,9 +26,9 @@ class _Inbox:
 class ScriptedEngine:
     """Every running request gets the next token of its script each step, `per_step` tokens at once.
 
-    A script that ends is followed by `eos`. Tests change the public attributes at any time: `pause_s` is the length of
-    a step, `seats` how many requests have a part in it, `held` stops all progress, `refusal` answers every arrival,
-    `silent` sends no status.
+    A script that ends is followed by `eos`; the token at place p of an answer is told with the logprob -p. Tests change
+    the public attributes at any time: `pause_s` is the length of a step, `seats` how many requests have a part in it,
+    `held` stops all progress, `refusal` answers every arrival, `silent` sends no status.
     """
 
     def __init__(self, addresses: Addresses, *, eos: int, vocab_size: int, max_model_len: int = 256) -> None:
@@ -124,11 +125,14 @@ class ScriptedEngine:
         tokens: list[int] = []
         first: list[tuple[int, int]] = []
         finished: list[Finished] = []
+        told: list[tuple[int, TokenLogprobs]] = []
         for request, script, done in list(self.running.values())[: self.seats]:
             for place in range(done, done + self.per_step):
                 token = script[place] if place < len(script) else self.eos
                 ids.append(request.id)
                 tokens.append(token)
+                if request.rules is not None and request.rules.logprobs is not None:
+                    told.append((request.id, TokenLogprobs(-float(place), 1, (token,), (-float(place),))))
                 if place == 0:
                     first.append((request.id, min(4, len(request.prompt_ids))))
                 ended = None
@@ -141,4 +145,5 @@ class ScriptedEngine:
                     del self.running[request.id]
                     break
                 self.running[request.id] = (request, script, place + 1)
-        self._end.emit(Output(time.monotonic(), tuple(ids), tuple(tokens), tuple(first), tuple(finished)))
+        now_s = time.monotonic()
+        self._end.emit(Output(now_s, tuple(ids), tuple(tokens), tuple(first), tuple(finished), logprobs=tuple(told)))

@@ -87,6 +87,7 @@ def test_vllms_names_are_all_there_under_our_prefix(fresh: Served) -> None:
         *("request_queue_time_seconds_bucket", "request_prefill_time_seconds_bucket"),
         *("request_decode_time_seconds_bucket", "request_inference_time_seconds_bucket"),
         *("request_prompt_tokens_bucket", "request_generation_tokens_bucket", "request_params_max_tokens_bucket"),
+        "request_params_n_bucket",
     ):
         assert f"\nbullet:{name}{{" in text, name
     assert 'block_size="16"' in text and 'num_gpu_blocks="1000"' in text
@@ -104,6 +105,14 @@ def test_two_servers_in_one_process_count_apart() -> None:
     first, second = Metrics("a"), Metrics("b")
     first.generation_tokens += 5
     assert values(second.text().decode())["generation_tokens_total"] == 0
+
+
+def test_each_prompt_tells_once_how_many_answers_it_was_to_have(fresh: Served) -> None:
+    fresh.say("hi")
+    for body in ({"n": 3}, {"prompt": ["a", "b"], "n": 2}, {}):
+        assert fresh.post(**body).status_code == 200  # type: ignore[arg-type]
+    found = values(fresh.http.get("/metrics").text)
+    assert [found[f"request_params_n_{part}"] for part in ("count", "sum", "bucket:1.0", "bucket:2.0")] == [4, 8, 1, 3]
 
 
 def test_requests_are_counted(fresh: Served) -> None:

@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 from bulletserve.server.protocol import ChatBody, CompletionBody
+from bulletserve.server.text_endpoints import DetokenizeBody, TokenizeBody
 from tests.server.conftest import Served
 
 
@@ -28,13 +29,17 @@ def test_every_route_is_in_it(served: Served) -> None:
 def test_the_bodies_are_those_that_are_checked(served: Served) -> None:
     told = document(served)
     schemas = told["components"]["schemas"]
-    for path, model, by_hand in (
-        ("/v1/chat/completions", ChatBody, "messages"),
-        ("/v1/completions", CompletionBody, "prompt"),
+    for path, model, required in (
+        ("/v1/chat/completions", ChatBody, ["messages"]),
+        ("/v1/completions", CompletionBody, ["prompt"]),
+        ("/tokenize", TokenizeBody, None),
+        ("/detokenize", DetokenizeBody, ["tokens"]),
     ):
         reference = told["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
         schema = schemas[reference.rsplit("/", 1)[1]]
         assert set(schema["properties"]) == {field.alias or name for name, field in model.model_fields.items()}
-        assert schema["required"] == [by_hand] and schema["properties"][by_hand] != {}
+        assert schema.get("required") == required
+        assert {} not in [schema["properties"].get(name) for name in ("prompt", "messages", "tokens")]
+    assert schemas["TokenizeBody"]["oneOf"] == [{"required": ["prompt"]}, {"required": ["messages"]}]
     named = set(re.findall(r'"#/components/schemas/(\w+)"', served.http.get("/openapi.json").text))
     assert named and named <= set(schemas)

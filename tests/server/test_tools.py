@@ -100,6 +100,20 @@ def test_a_call_in_a_stream_as_the_openai_client_reads_it(hermes: Served) -> Non
     assert chunk.usage is not None
 
 
+@pytest.mark.parametrize("said", ["hello there", f"Well. {CALL}{CALL} So.", CALL, "<tool_call>none"])
+@pytest.mark.parametrize("several_calls", [True, False])
+def test_every_token_of_a_stream_is_told_of_once(hermes: Served, said: str, several_calls: bool) -> None:
+    hermes.say(said)
+    body: dict[str, Any] = {"tools": [LOOK], "logprobs": True, "top_logprobs": 1, "parallel_tool_calls": several_calls}
+    whole = hermes.chat(**body).json()["choices"][0]["logprobs"]["content"]
+    assert [one["logprob"] for one in whole] == [-float(place) for place in range(len(whole))]
+    assert len(whole) == hermes.chat(**body).json()["usage"]["completion_tokens"]
+    choices = [choice for chunk in events(hermes.chat(**body, stream=True)) for choice in chunk["choices"]]
+    told = [choice["logprobs"]["content"] for choice in choices if choice["logprobs"] is not None]
+    assert [one for several in told for one in several] == whole
+    assert all(told) and len(told) > 1, "as the stream goes on, not all at its end"
+
+
 def test_one_call_at_most_without_parallel_calls(hermes: Served) -> None:
     hermes.say(CALL + CALL)
     message = hermes.chat(tools=[LOOK], parallel_tool_calls=False).json()["choices"][0]["message"]

@@ -1,8 +1,12 @@
 """Whole runs on an H200 made of arithmetic: every policy serves everything, the same way every time."""
 
+from collections import Counter
+from dataclasses import replace
+
 import pytest
 
 from bulletserve.core.errors import ConfigError, PolicyError
+from bulletserve.core.launch import Launch
 from bulletserve.core.request import FinishReason, Request
 from bulletserve.core.slo import Slo
 from bulletserve.resources.green_context import SmPool
@@ -38,6 +42,32 @@ def test_every_request_gets_its_length_and_a_seed_gives_one_run(name: str) -> No
     runs = [run_arm(h200(), name, REQUESTS, 6.0, 5, CHAT).collector.answers for _ in range(2)]
     assert runs[0] == runs[1]
     assert runs[0] != run_arm(h200(), name, REQUESTS, 6.0, 6, CHAT).collector.answers
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_requests_with_grammars_ride_with_a_mask_for_each_token(name: str) -> None:
+    """Their tokens are made up as ever; each waits for its mask, so such an answer is in no two steps one after the
+    other where free ones are in every step."""
+    setup = h200()
+    requests = [replace(one, grammar="g" if one.id % 2 else "") for one in made_up(at_rate(REQUESTS, 6.0), CHAT)]
+    run = prepare(setup.limits, make_policy(name), setup.truth(5), estimator=setup.estimator)
+    masked: Counter[int] = Counter()
+    start = run.executor.start
+
+    def counted(launch: Launch) -> None:
+        holders.update({seat.seat: seat.request_id for seat in launch.seats})
+        masked.update(holders[seat] for seat, _ in launch.masks)
+        start(launch)
+
+    holders: dict[int, int] = {}
+    run.executor.start = counted  # type: ignore[method-assign]
+    submit(run, requests)
+    drain(run)
+    assert run.collector.open == 0
+    for request in requests:
+        assert run.collector.answers[request.id].finish == FinishReason.LENGTH
+        assert len(run.collector.answers[request.id].tokens) == request.max_tokens
+        assert masked[request.id] == (request.max_tokens if request.grammar else 0)
 
 
 def test_side_by_side_streams_pause_less_than_in_time_slices() -> None:

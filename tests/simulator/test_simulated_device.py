@@ -46,7 +46,7 @@ def device(factor: float = 1.0, host_s: float = 0.0) -> SimulatedDevice:
 
 
 def decode(step_id: int, sms: int = HALF, rows: tuple[int, ...] = (0,)) -> Launch:
-    return Launch(step_id, DecodeStep("all", sms), rows=rows)
+    return Launch(step_id, DecodeStep(sms), rows=rows)
 
 
 def prefill(step_id: int, sms: int = HALF, tokens: int = 8, layers: tuple[int, int] = (0, LAYERS)) -> Launch:
@@ -108,7 +108,7 @@ def test_a_share_waits_for_its_own_lane_alone() -> None:
 def test_a_mixed_step_is_behind_and_before_both_lanes() -> None:
     made = device()
     made.start(decode(1))
-    mixed = MixedStep((11,), ((0, 8),), "all", ALL)
+    mixed = MixedStep((11,), ((0, 8),), ALL)
     made.start(Launch(2, mixed, parts=(PromptPart(1, 0, 8, True),), rows=(0,)))
     made.start(decode(3))
     made.start(prefill(4))
@@ -164,7 +164,7 @@ def test_the_truth_is_asked_about_what_the_step_computes() -> None:
     made.start(prefill(1, ALL, tokens=8, layers=(0, 3)))
     made.start(prefill(2, ALL, tokens=8, layers=(3, LAYERS)))
     made.start(decode(3, ALL, rows=(1,)))
-    rest = MixedStep((12,), ((3, 8),), "all", ALL)
+    rest = MixedStep((12,), ((3, 8),), ALL)
     made.start(Launch(4, rest, parts=(PromptPart(2, 3, 8, True),), rows=(1,)))
     made.advance(100.0)
     assert asked == [

@@ -34,8 +34,8 @@ EVENTS: tuple[Event, ...] = (
 )  # fmt: skip
 PLANS = (
     Plan(admit=(3,), because="room"),
-    Plan((PrefillGroup((3, 4), ((0, 5), (2, 9)), (0, 8), 100), DecodeStep("all", 32)), preempt=(9,), because="both"),
-    Plan((MixedStep((), (), "free", 132),), refuse=(Refusal(8, "too late", 1.5), Refusal(9, "no"))),
+    Plan((PrefillGroup((3, 4), ((0, 5), (2, 9)), (0, 8), 100), DecodeStep(32)), preempt=(9,), because="both"),
+    Plan((MixedStep((), (), 132),), refuse=(Refusal(8, "too late", 1.5), Refusal(9, "no"))),
 )
 
 turns = st.lists(
@@ -84,7 +84,7 @@ def test_what_is_read_is_what_was_written(
 ) -> None:
     path = written(tmp_path_factory.mktemp("record") / "run", given_turns)
     with Record(path) as record:
-        assert record.header == {"format": 1, "what": "a test"}
+        assert record.header == {"format": 2, "what": "a test"}
         found = [turn._replace(events=tuple(map(plain, turn.events))) for turn in record.turns()]
         assert record.complete
     assert found == [Turn(*turn, line) for line, turn in enumerate(given_turns, 2)]
@@ -147,12 +147,30 @@ def test_a_changed_lost_or_moved_line_is_named(path: Path, line: int) -> None:
             read_all(path)
 
 
+def of_format_1(path: Path, rows: str) -> Path:
+    """A record as it was before steps stopped saying for which rows they are."""
+    lines = LineWriter()
+    starts = [["decode", rows, 32], ["mixed", [3], [[0, 5]], rows, 132], ["prefill", [3], [[0, 5]], [0, 8], 100]]
+    turn = [0.5, [], [[starts, [], [], [], "as it was"]]]
+    path.write_bytes(lines.header({"format": 1}) + lines._line(turn) + lines.end())
+    return path
+
+
+def test_records_of_the_first_format_are_read(tmp_path: Path) -> None:
+    with Record(of_format_1(tmp_path / "run", "all")) as record:
+        (turn,) = record.turns()
+    steps = (DecodeStep(32), MixedStep((3,), ((0, 5),), 132), PrefillGroup((3,), ((0, 5),), (0, 8), 100))
+    assert turn.plans == (Plan(steps, because="as it was"),)
+    with pytest.raises(RecordError, match="line 2: no turn of a run"):
+        read_all(of_format_1(tmp_path / "odd", "masked"))
+
+
 def test_what_is_no_record_is_named(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="cannot be read"):
         Record(tmp_path / "none")
     lines = LineWriter()
     other = tmp_path / "other"
-    other.write_bytes(lines.header({}).replace(b'"format":1', b'"format":2'))
+    other.write_bytes(lines.header({}).replace(b'"format":2', b'"format":3'))
     with pytest.raises(RecordError, match="line 1"):
         Record(other)
     (tmp_path / "text").write_text("hello\n")

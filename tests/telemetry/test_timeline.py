@@ -11,8 +11,8 @@ from bulletserve.telemetry.timeline import StepSpan, Timeline, write_perfetto
 def collected() -> Timeline:
     timeline = Timeline()
     group = PrefillGroup((1, 2), ((0, 5), (3, 9)), (0, 8), 100)
-    timeline(0.0, (), (Plan(admit=(1,)), Plan((group, DecodeStep("all", 32)), because="both")))
-    timeline(1.0, (Aborted(4), StepDone(1, (7, 7), 0.1, 1.0)), (Plan((MixedStep((), (), "all", 132),), because="mix"),))
+    timeline(0.0, (), (Plan(admit=(1,)), Plan((group, DecodeStep(32)), because="both")))
+    timeline(1.0, (Aborted(4), StepDone(1, (7, 7), 0.1, 1.0)), (Plan((MixedStep((), (), 132),), because="mix"),))
     timeline(2.0, (StepDone(0, (), 0.1, 2.0), StepDone(2, (7,), 2.0, 3.0)), ())
     return timeline
 

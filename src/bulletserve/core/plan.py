@@ -9,9 +9,7 @@ the same kind of plan.
 """
 
 from enum import StrEnum
-from typing import Literal, NamedTuple
-
-Rows = Literal["all", "free", "masked"]
+from typing import NamedTuple
 
 
 class Lane(StrEnum):
@@ -31,9 +29,8 @@ class PrefillGroup(NamedTuple):
 
 
 class DecodeStep(NamedTuple):
-    """One more token for every row of a kind: `free` (a step ahead), `masked` (one deep), or `all`."""
+    """One more token for every row."""
 
-    rows: Rows
     sms: int
 
 
@@ -42,7 +39,6 @@ class MixedStep(NamedTuple):
 
     requests: tuple[int, ...]
     token_ranges: tuple[tuple[int, int], ...]
-    rows: Rows
     sms: int
 
 

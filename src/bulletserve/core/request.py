@@ -7,6 +7,7 @@ time a `Request` exists every default is resolved and every field is known to be
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 from bulletserve.core.errors import InvalidRequest
 from bulletserve.core.slo import Slo
@@ -32,7 +33,8 @@ class SamplingParams:
     stop: strings that end the answer and are not part of it, unless include_stop_str_in_output. stop_token_ids: ids
     that end it. ignore_eos: do not end at the model's own end tokens. min_tokens: do not end before.
     logit_bias: what is added to the logits of ids, -100 to 100. allowed_token_ids: the only ids there are. bad_words:
-    texts that the answer does not hold. The penalties, min_p and the logprobs: see `TokenRules`.
+    texts that the answer does not hold. The penalties, min_p and the logprobs: see `TokenRules`. response_format,
+    structured_outputs, guided_*: the format of the answer (docs/structured.md), checked where it becomes a grammar.
 
     Raises `InvalidRequest` with the field's name for a value outside its range.
     """
@@ -56,6 +58,12 @@ class SamplingParams:
     bad_words: tuple[str, ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
 
     def __post_init__(self) -> None:
         for name in ("stop", "bad_words"):

@@ -91,6 +91,7 @@ class WaitingEntry(NamedTuple):
 
     `deadline_s`: when its first token is due (of a preempted request, its next). `lost_s`: the last moment at which
     that can still be kept, by the forecast of its prompt alone on the whole device. `tpot_s`: its target.
+    `cached_tokens`: what the prefix cache is thought to have of the prompt.
     """
 
     request_id: int
@@ -103,6 +104,12 @@ class WaitingEntry(NamedTuple):
     preempted: bool = False
     tpot_s: float = NO_DEADLINE_S
     lost_s: float = NO_DEADLINE_S
+    cached_tokens: int = 0
+
+    @property
+    def tokens_left(self) -> int:
+        """Prompt tokens still to be read."""
+        return self.prompt_tokens - self.cached_tokens
 
 
 class AdmittedEntry(NamedTuple):
@@ -118,6 +125,11 @@ class AdmittedEntry(NamedTuple):
     deadline_s: float
     slo_class: str
     tpot_s: float = NO_DEADLINE_S
+
+    @property
+    def tokens_left(self) -> int:
+        """Prompt tokens still to be read."""
+        return self.prompt_tokens - self.computed_tokens
 
 
 class PrefillProgress(NamedTuple):
@@ -191,7 +203,7 @@ class Snapshot(NamedTuple):
 
     `waiting` and `late` are the heads of the queue: those whose first token can still be in time (or was promised at no
     time), and those for whom it is too late; `late` is empty where admission makes no difference between them.
-    `waiting_tokens`: prompt tokens of all `waiting_total`. `correction`: factors on forecasts, from observed steps.
+    `waiting_tokens`: prompt tokens that all `waiting_total` have left. `correction`: factors on forecasts, from steps.
     `answer_tokens`: a length that nine of ten answers reach, by those that have ended lately; 0 before the first.
     `victims` and `returning_blocks` (cache blocks that come back when started steps end) are filled in only while
     the next decode step needs more blocks than are free.

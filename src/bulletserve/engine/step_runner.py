@@ -136,17 +136,25 @@ class StepRunner:
         logits = self._model.logits(hidden[_join(at)])
         if masked := masked_rows(launch):
             keep_allowed(logits, [one.row for one in masked], [one.mask for one in masked])
-        tokens = sample(logits, seats.sampling(drawing, lengths))
         seats.lengths[drawing] = lengths
-        drawn = Drawn(tokens, prompts=prompts)
         ruled = seats.ruled.drawn(parts, () if rows is None else rows.tolist(), lambda seat: int(seats.lengths[seat]))
+        sampling = seats.sampling(drawing, lengths)
         if ruled:
-            self._redraw(logits, ruled, drawn)
+            free = torch.ones(len(drawing), dtype=torch.bool)
+            free[[one.row for one in ruled]] = False
+            tokens = torch.empty_like(drawing)
+            others = free.nonzero().squeeze(1)
+            tokens[others] = sample(logits[others], sampling.select(others))
+        else:
+            tokens = sample(logits, sampling)
+        drawn = Drawn(tokens, prompts=prompts)
+        if ruled:
+            self._draw_ruled(logits, ruled, drawn)
         seats.last_token[drawing] = tokens
         return drawn
 
-    def _redraw(self, logits: Tensor, ruled: Sequence[RuledRow], drawn: Drawn) -> None:
-        """Draw the tokens of rows with rules again, in place, from the step's `logits` [R, V]."""
+    def _draw_ruled(self, logits: Tensor, ruled: Sequence[RuledRow], drawn: Drawn) -> None:
+        """Draw the tokens of rows with rules, from the step's `logits` [R, V]."""
         assert drawn.tokens is not None
         rows = RuledRows(ruled, logits.shape[1], logits.device)
         sampling = self._seats.sampling(rows.seats, rows.positions)

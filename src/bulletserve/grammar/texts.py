@@ -1,4 +1,4 @@
-"""Grammars as text, from what clients write: a JSON schema, a regular expression, a list of choices.
+"""Grammars as text, from what clients write: a JSON schema, a regular expression, a list of choices, a grammar.
 
 Knows nothing about tokens. A grammar is checked where it is made, so that a client hears of its mistake before the
 request goes anywhere; that can take a tenth of a second, so not on an event loop.
@@ -9,12 +9,15 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llguidance import LLMatcher, LLParserLimits
+from llguidance import LLMatcher, LLParserLimits, grammar_from
 
 from bulletserve.core.errors import InvalidRequest
 
 LONGEST_CHARACTERS = 200_000
 """Of a grammar as text."""
+
+LONGEST_WRITTEN_CHARACTERS = 20_000
+"""Of a grammar as a client writes it: so much GBNF takes half a second to turn into Lark, twice as much two."""
 
 _SHOWN_CHARACTERS = 400
 
@@ -51,6 +54,17 @@ def choice_grammar(choices: Sequence[str], param: str) -> str:
     if not choices or not all(choices):
         raise InvalidRequest(f"{param}: a choice must have texts, none of them empty", param=param)
     return regex_grammar("|".join(map(re.escape, choices)), param)
+
+
+def written_grammar(text: str, param: str) -> str:
+    """Answers of a grammar in Lark's form, as llguidance has it, or in llama.cpp's (GBNF). Raises `InvalidRequest`."""
+    if len(text) > LONGEST_WRITTEN_CHARACTERS:
+        raise InvalidRequest(f"{param}: a grammar may have {LONGEST_WRITTEN_CHARACTERS} characters", param=param)
+    try:
+        grammar = grammar_from("grammar", text)
+    except ValueError as error:
+        raise _refused("grammar", str(error), param) from None
+    return checked(grammar, "grammar", param)
 
 
 def checked(grammar: str, what: str, param: str) -> str:

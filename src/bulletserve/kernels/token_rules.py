@@ -1,7 +1,7 @@
 """What requests ask of their tokens beyond temperature and filters, carried out on logits; and logarithms to tell.
 
-Knows nothing about requests or steps. Plain torch for both devices: rows with rules are few, and are drawn a second
-time, from a copy of their logits, after a step has drawn all of its rows; so a row without rules pays for nothing.
+Knows nothing about requests or steps. Plain torch for both devices: rows with rules are few, and are drawn apart from
+the others, from a copy of their logits; so a row without rules pays for nothing.
 Nothing here reads a device's numbers on the host, so nothing waits for the device.
 """
 
@@ -15,7 +15,9 @@ from torch import Tensor
 
 from bulletserve.core.token_rules import MOST_WORD_TOKENS, TokenRules
 
-_IN_PROMPT = 1 << 30
+IN_PROMPT = 1 << 30
+"""Added to the count of a token that is in the prompt."""
+
 _RECENT = MOST_WORD_TOKENS - 1
 _ANY, _NONE = -1, -2  # in a bad word: whatever comes there; in a history: nothing came there
 
@@ -31,7 +33,7 @@ def to_device(values: npt.NDArray[np.generic], device: torch.device) -> Tensor:
 @dataclass(frozen=True, slots=True)
 class RulesOfSeat:
     """One seat's rules, as arrays. `prompt_tokens`: where its answer begins. bad_words int64 [W, 16], in front of a
-    shorter word -1."""
+    shorter word -1. only_penalises: they ask for nothing but penalties."""
 
     rules: TokenRules
     prompt_tokens: int
@@ -40,6 +42,7 @@ class RulesOfSeat:
     bias_ids: Ids
     bias: npt.NDArray[np.float32]
     bad_words: Ids
+    only_penalises: bool
 
     @staticmethod
     def of(rules: TokenRules, prompt_tokens: int) -> "RulesOfSeat":
@@ -55,15 +58,27 @@ class RulesOfSeat:
             np.array([token for token, _ in rules.bias], dtype=np.int64),
             np.array([value for _, value in rules.bias], dtype=np.float32),
             words,
+            rules.penalises and rules == _penalties_of(rules),
         )
 
     def matters_at(self, position: int) -> bool:
         """Whether the token after `position` tokens is drawn by these rules, or told of."""
-        rules = self.rules
-        young = position - self.prompt_tokens < rules.min_tokens
-        if rules.allowed_ids or rules.bad_words or rules.bias or rules.penalises or rules.min_p:
-            return True
-        return rules.logprobs is not None or (young and bool(rules.end_ids))
+        young = position - self.prompt_tokens < self.rules.min_tokens
+        return always_matter(self.rules) or (young and bool(self.rules.end_ids))
+
+
+def always_matter(rules: TokenRules) -> bool:
+    """Whether every token is drawn by these rules, or told of, wherever it stands."""
+    some = rules.allowed_ids or rules.bad_words or rules.bias or rules.penalises or rules.min_p
+    return bool(some) or rules.logprobs is not None
+
+
+def _penalties_of(rules: TokenRules) -> TokenRules:
+    return TokenRules(
+        repetition_penalty=rules.repetition_penalty,
+        frequency_penalty=rules.frequency_penalty,
+        presence_penalty=rules.presence_penalty,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +95,14 @@ class RuledRow:
 class TokenHistory:
     """Which tokens each of `seats` seats has had, as far as its rules ask, for logits `width` wide.
 
-    counts int32 [seats, width]: how often each token is in the answer, and whether it is in the prompt. recent int64
-    [seats, 15]: the answer's last tokens. A row is rewritten when a request with rules takes the seat.
+    token_counts int32 [seats, width]: how often each token is in the answer, and whether it is in the prompt. penalties
+    float32 [seats, 3]: for repetition, by frequency, for presence. And the last 15 tokens of each answer. A row is
+    rewritten when a request with rules takes the seat.
     """
 
     def __init__(self, seats: int, width: int, device: torch.device) -> None:
-        self._counts = torch.zeros((seats, width), dtype=torch.int32, device=device)
+        self.token_counts = torch.zeros((seats, width), dtype=torch.int32, device=device)
+        self.penalties = torch.zeros((seats, 3), dtype=torch.float32, device=device)
         self._recent = torch.full((seats, _RECENT), _NONE, dtype=torch.int64, device=device)
         self._device = device
 
@@ -94,9 +111,11 @@ class TokenHistory:
         ids = np.asarray(token_ids, dtype=np.int64)
         prompt, answer = ids[:prompt_tokens], ids[prompt_tokens:]
         if rules.penalises:
-            row = self._counts[seat].zero_()
-            row.index_fill_(0, to_device(prompt, self._device), _IN_PROMPT)
+            row = self.token_counts[seat].zero_()
+            row.index_fill_(0, to_device(prompt, self._device), IN_PROMPT)
             row.index_add_(0, to_device(answer, self._device), row.new_ones(len(answer)))
+            penalties = (rules.repetition_penalty, rules.frequency_penalty, rules.presence_penalty)
+            self.penalties[seat] = to_device(np.array(penalties, dtype=np.float32), self._device)
         if rules.bad_words:
             recent = np.full(_RECENT, _NONE, dtype=np.int64)
             if len(answer):
@@ -105,8 +124,8 @@ class TokenHistory:
 
     def counts(self, seats: Tensor) -> tuple[Tensor, Tensor]:
         """Of each token of `seats` int64 [R]: how often it is in the answer, whether it has been at all, [R, width]."""
-        counts = self._counts[seats]
-        return counts & (_IN_PROMPT - 1), counts > 0
+        counts = self.token_counts[seats]
+        return counts & (IN_PROMPT - 1), counts > 0
 
     def recent(self, seats: Tensor) -> Tensor:
         """The last tokens of the answers of `seats` int64 [R] -> int64 [R, 15]."""
@@ -114,8 +133,8 @@ class TokenHistory:
 
     def note(self, seats: Tensor, tokens: Tensor) -> None:
         """`tokens` int64 [R] were drawn for `seats` int64 [R], all different."""
-        cells = seats * self._counts.shape[1] + tokens
-        self._counts.view(-1).index_add_(0, cells, self._counts.new_ones(len(tokens)))
+        cells = seats * self.token_counts.shape[1] + tokens
+        self.token_counts.view(-1).index_add_(0, cells, self.token_counts.new_ones(len(tokens)))
         self._recent[seats] = torch.cat((self._recent[seats][:, 1:], tokens.unsqueeze(1)), dim=1)
 
 
@@ -198,11 +217,7 @@ class RuledRows:
         if not penalised:
             return
         at = to_device(np.array(penalised), self._device)
-        rules = [self.rows[place].of.rules for place in penalised]
-        repetition, frequency, presence = (
-            self._floats([getattr(one, name) for one in rules]).unsqueeze(1)
-            for name in ("repetition_penalty", "frequency_penalty", "presence_penalty")
-        )
+        repetition, frequency, presence = history.penalties[self.seats[at]].unsqueeze(2).unbind(1)
         counts, seen = history.counts(self.seats[at])
         part = logits[at]
         part = torch.where(seen, torch.where(part > 0, part / repetition, part * repetition), part)

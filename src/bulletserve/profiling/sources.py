@@ -93,7 +93,7 @@ class DecodeRows:
     def next(self, step_id: int) -> Launch:
         """A decode step of all rows."""
         seats, blocks = self.advance()
-        return Launch(step_id, DecodeStep("all", self.sms), seats, blocks, (), self.rows)
+        return Launch(step_id, DecodeStep(self.sms), seats, blocks, (), self.rows)
 
     def _seat(self, row: int, length: int) -> Seat:
         return Seat(row, row, (), length, self._blocks[row][: length // self._size + 1], 0.0, 1.0, 0, 0)
@@ -217,7 +217,7 @@ class MixedChunks:
             room -= end - self._done
             self._done = end
         requests = tuple(part.seat for part in parts)
-        step = MixedStep(requests, tuple((part.start, part.end) for part in parts), "all", self._sms)
+        step = MixedStep(requests, tuple((part.start, part.end) for part in parts), self._sms)
         return Launch(step_id, step, tuple(seats), blocks, tuple(parts), self._decode.rows)
 
 

@@ -37,7 +37,7 @@ def admissions(snapshot: Snapshot, tokens: int, entries: Iterable[WaitingEntry] 
         if entry.prompt_blocks <= free:
             chosen.append(entry.request_id)
             free -= entry.prompt_blocks
-            tokens -= entry.prompt_tokens
+            tokens -= entry.tokens_left
         elif snapshot.now_s - entry.arrival_s > OVERTAKE_S:
             break
     queue = snapshot.waiting or snapshot.late
@@ -68,7 +68,7 @@ def prompt_ranges(
 
 def admitted_tokens(snapshot: Snapshot) -> int:
     """Tokens that admitted requests still have to prefill."""
-    return sum(entry.prompt_tokens - entry.computed_tokens for entry in snapshot.admitted)
+    return sum(entry.tokens_left for entry in snapshot.admitted)
 
 
 def next_group(
@@ -113,7 +113,7 @@ def decode_or_preempt(snapshot: Snapshot, sms: int) -> tuple[DecodeStep | None, 
     victims, rows, missing = make_room(snapshot)
     if missing > 0 or not rows:
         return None, victims
-    return DecodeStep("all", sms), victims
+    return DecodeStep(sms), victims
 
 
 def make_room(snapshot: Snapshot) -> tuple[tuple[int, ...], int, int]:

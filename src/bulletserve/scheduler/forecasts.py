@@ -10,11 +10,14 @@ from bulletserve.core.snapshot import Limits
 from bulletserve.scheduler.policy import Forecaster
 
 
-def prompt_s(estimator: Forecaster | None, limits: Limits, correction: Correction, tokens: int) -> float:
-    """Seconds from the first layer of a prompt to its first token, alone on the whole device."""
+def prompt_s(
+    estimator: Forecaster | None, limits: Limits, correction: Correction, tokens: int, cached: int = 0
+) -> float:
+    """Seconds from the first layer of a prompt of `tokens` tokens behind `cached` known ones to its first token, alone
+    on the whole device."""
     if estimator is None or not tokens:
         return 0.0
-    shape = StepShape.prefill([(tokens, 0)], limits.num_layers, 1)
+    shape = StepShape.prefill([(tokens, cached)], limits.num_layers, 1)
     whole = Partition(limits.lattice.total_sms, 0)
     return estimator.predict(shape, whole).seconds * correction.prefill
 

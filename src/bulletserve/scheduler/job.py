@@ -33,13 +33,16 @@ class Job:
     speaking: its prompt is computed, and so are all known tokens but the last. last_step: the last started step that
     may touch its blocks. kv_tokens: projected tokens in the cache, from its prompt's last layer on; while it is a row
     of the `DecodeSet`, as of the step `joined_at` of that set. masked: it has a grammar; mask: what that allows for the
-    next token.
+    next token. expected: how much of it the prefix cache had when it was looked up last, awaits: the name of the first
+    block that was not there.
     """
 
     __slots__ = (
+        "awaits",
         "cached",
         "computed",
         "ended",
+        "expected",
         "first_token_s",
         "hashes",
         "id",
@@ -86,6 +89,8 @@ class Job:
         self.slack_key_s = 0.0
         self.masked = bool(request.grammar)
         self.mask = b""
+        self.expected = 0
+        self.awaits = b""
 
     def never_ends(self, limits: Limits) -> str:
         """Why it could not end even if it were alone; "" if it could."""
@@ -114,7 +119,7 @@ class Job:
         return self.first_token_s + (len(self.tokens) - self.prompt_tokens) * slo.tpot_s
 
     def waiting_entry(self, block_size: int, prompt_s: float) -> WaitingEntry:
-        """Its entry in the queue; `prompt_s`: the shortest time in which its prompt can be read."""
+        """Its entry in the queue; `prompt_s`: the shortest time in which the rest of its prompt can be read."""
         request = self.request
         deadline_s = self.deadline_s
         return WaitingEntry(
@@ -128,6 +133,7 @@ class Job:
             len(self.tokens) > self.prompt_tokens,
             NO_DEADLINE_S if request.slo.tpot_s is None else request.slo.tpot_s,
             NO_DEADLINE_S if deadline_s >= NO_DEADLINE_S else deadline_s - prompt_s,
+            self.expected,
         )
 
     def admitted_entry(self) -> AdmittedEntry:

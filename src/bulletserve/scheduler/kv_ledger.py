@@ -82,9 +82,12 @@ class KvLedger:
         """Whether the owner holds anything."""
         return owner in self._holdings
 
-    def knows(self, names: list[bytes]) -> bool:
-        """Whether a sequence that begins with these names would be found."""
-        return self._runs.match(names)[1] == len(names)
+    def look_up(self, names: list[bytes]) -> int:
+        """How many blocks of a sequence that begins with these names are in the cache. To be asked for is to be used:
+        of those that nobody holds, these are given up last."""
+        found, known = self._runs.match(names)
+        self._runs.use(found)
+        return known
 
     def allocate(self, owner: int, blocks: int, names: list[bytes]) -> int:
         """Give `blocks` blocks to a new owner, the first ones from the cache where their names are known.
@@ -114,15 +117,15 @@ class KvLedger:
             holdings[owner].blocks.append(block)
         return blocks
 
-    def register(self, owner: int, names: list[bytes], end: int) -> None:
+    def register(self, owner: int, names: list[bytes], end: int) -> bytes | None:
         """Name an owner's first `end` blocks, all of whose tokens are computed; `names` are at least as many.
 
         A block whose name another block has stays the owner's own; what follows it is named all the same. Nothing is
-        named of an owner that was there when all names were forgotten.
+        named of an owner that was there when all names were forgotten. Returns the first name that there was not.
         """
         holding = self._holdings[owner]
         if not self.caching or end <= holding.known or holding.epoch != self._epoch:
-            return
+            return None
         stands, known = self._runs.follow(holding.stands, names, holding.known, end)
         if known < end:
             tip = holding.runs[-1] if holding.runs else None
@@ -130,6 +133,7 @@ class KvLedger:
             if stands is not tip:
                 holding.runs.append(stands)
         holding.stands, holding.known = stands, end
+        return names[known] if known < end else None
 
     def release(self, owner: int) -> None:
         """Take back all blocks of an owner; named ones stay cached until they are needed."""

@@ -15,7 +15,7 @@ from bulletserve.scheduler.queue_rules import ORDERINGS, Key, Ordering, QueueRul
 
 class Line:
     """Waiting entries, sorted by keys that are all different. A change costs the logarithm of its length (and a short
-    memory move). `tokens`: of all prompts in it."""
+    memory move). `tokens`: what all prompts in it have left."""
 
     def __init__(self, ordering: Ordering) -> None:
         self._ordering = ordering
@@ -44,7 +44,7 @@ class Line:
         self._keys.insert(place, key)
         self._sorted.insert(place, entry)
         self._entries[entry.request_id] = entry
-        self.tokens += entry.prompt_tokens
+        self.tokens += entry.tokens_left
         self._shown = None
 
     def remove(self, request_id: int) -> WaitingEntry:
@@ -52,7 +52,7 @@ class Line:
         entry = self._entries.pop(request_id)
         place = bisect_left(self._keys, self._ordering(entry))
         del self._keys[place], self._sorted[place]
-        self.tokens -= entry.prompt_tokens
+        self.tokens -= entry.tokens_left
         self._shown = None
         return entry
 
@@ -80,7 +80,7 @@ class Queue:
 
     @property
     def tokens(self) -> int:
-        """Prompt tokens of all who wait."""
+        """Prompt tokens that all who wait have left."""
         return self.in_time.tokens + self.late.tokens
 
     def add(self, entry: WaitingEntry) -> None:

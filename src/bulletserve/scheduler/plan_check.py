@@ -137,7 +137,6 @@ def _check_ranges(
 
 
 def _check_rows(snapshot: Snapshot, start: DecodeStep | MixedStep, plan: Plan) -> None:
-    _require(start.rows in ("all", "free"), "no row is masked")
     gone = sum(v.decoding for v in snapshot.victims if v.request_id in plan.preempt) if plan.preempt else 0
     if isinstance(start, DecodeStep):
         _require(snapshot.decode_rows > gone, "a decode step without rows")

@@ -78,6 +78,12 @@ class PrefixRuns:
             known += same
         return found, known
 
+    def use(self, found: list[tuple[Run, int]]) -> None:
+        """What `match` returned is given up last, its end first."""
+        for run, _ in reversed(found):
+            if run in self._idle:
+                self._idle.move_to_end(run)
+
     def follow(self, run: Run | None, names: list[bytes], at: int, end: int) -> tuple[Run | None, int]:
         """How far names `at:end` of a sequence that stands in `run` are known, and the run where it stands then."""
         while at < end:

@@ -55,7 +55,7 @@ def in_given_order(snapshot: Snapshot, outlook: Outlook) -> PromptOrder:
     load, work_s = 0.0, outlook.prefill_left_s
     entries: list[Entry] = [*snapshot.admitted, *snapshot.waiting]
     for entry in entries:
-        work_s += tokens_left(entry) * token_s
+        work_s += entry.tokens_left * token_s
         left_s = entry.deadline_s - snapshot.now_s
         load = max(load, work_s / left_s if left_s > 0 else 0.0)
     return PromptOrder((*snapshot.admitted, *snapshot.waiting, *snapshot.late), load)
@@ -71,9 +71,9 @@ def most_in_time(snapshot: Snapshot, outlook: Outlook) -> PromptOrder:
         due_s = deadline_s if deadline_s < NO_DEADLINE_S else arrival_s + PATIENCE_S
         queue.append((0, due_s, number, (tokens - computed) * token_s, deadline_s, begun))
     for new in snapshot.waiting:
-        number, arrival_s, tokens, _, deadline_s, _, priority, _, _, _ = new
+        number, arrival_s, tokens, _, deadline_s, _, priority, _, _, _, cached = new
         due_s = deadline_s if deadline_s < NO_DEADLINE_S else arrival_s + PATIENCE_S
-        queue.append((priority, due_s, number, tokens * token_s, deadline_s, new))
+        queue.append((priority, due_s, number, (tokens - cached) * token_s, deadline_s, new))
     queue.sort()  # numbers of requests are unique: entries themselves are never compared
     in_time: list[_Place] = queue
     dropped: list[_Place] = []
@@ -108,14 +108,14 @@ def _most_in_time(queue: list[_Place], free_s: float) -> tuple[list[_Place], lis
 
 def _let_pass(queue: list[_Place], free_s: float, now_s: float) -> list[_Place]:
     """A queue, sorted by deadline, in which the long prompts have given way to shorter ones of their priority."""
-    if all(tokens_left(place[-1]) <= MAX_RANGE_TOKENS for place in queue):
+    if all(place[-1].tokens_left <= MAX_RANGE_TOKENS for place in queue):
         return queue
     order, end_s = list(queue), free_s + sum(place[3] for place in queue)
     for first in range(len(order) - 1, -1, -1):
         priority, due_s, _, seconds, _, entry = long = order[first]
         last_s = end_s
         end_s -= seconds
-        if tokens_left(entry) <= MAX_RANGE_TOKENS:
+        if entry.tokens_left <= MAX_RANGE_TOKENS:
             continue
         to, limit_s = first, now_s + GIVES_WAY * (due_s - now_s)
         while to + 1 < len(order):
@@ -133,17 +133,12 @@ def _token_s(outlook: Outlook) -> float:
     return outlook.token_s / PREFILL_SPEED
 
 
-def tokens_left(entry: Entry) -> int:
-    """Prompt tokens still to be read."""
-    return entry.prompt_tokens - (entry.computed_tokens if isinstance(entry, AdmittedEntry) else 0)
-
-
 def next_batch(entries: Sequence[Entry], tokens: int) -> int:
     """How many of the first entries make a batch of at least `tokens` tokens and, more than one, at most twice as many:
     a prompt gains nothing from waiting for others once the device is busy."""
     have = 0
     for number, entry in enumerate(entries):
-        left = min(tokens_left(entry), MAX_RANGE_TOKENS)
+        left = min(entry.tokens_left, MAX_RANGE_TOKENS)
         if have >= tokens or (number and have + left > 2 * tokens):
             return number
         have += left

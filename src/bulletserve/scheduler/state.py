@@ -14,22 +14,20 @@ from bulletserve.core.launch import Launch, PromptPart, Seat
 from bulletserve.core.plan import DecodeStep, Lane, MixedStep, Plan, PrefillGroup, Start, lanes_of
 from bulletserve.core.ports import Guide
 from bulletserve.core.request import Finished, FinishReason, Request
-from bulletserve.core.slo import NO_DEADLINE_S
 from bulletserve.core.snapshot import Limits
 from bulletserve.scheduler.answer_lengths import AnswerLengths
 from bulletserve.scheduler.decode_set import DecodeSet
-from bulletserve.scheduler.forecasts import prompt_s
 from bulletserve.scheduler.job import Job, Phase
 from bulletserve.scheduler.kv_ledger import KvLedger
 from bulletserve.scheduler.lane_queue import LaneQueues
 from bulletserve.scheduler.masked_rows import MaskedRows
-from bulletserve.scheduler.ordering import Queue
 from bulletserve.scheduler.outbox import Outbox
 from bulletserve.scheduler.policy import Forecaster
 from bulletserve.scheduler.prompt_set import PromptSet, TokenRanges, prompt_parts
 from bulletserve.scheduler.queue_rules import FIRST_COME, QueueRules
 from bulletserve.scheduler.started_step import StartedStep
 from bulletserve.scheduler.step_watch import StepWatch
+from bulletserve.scheduler.waiting import Waiting
 from bulletserve.telemetry.lanes import LaneTimes
 
 NAMING_STEPS = 64
@@ -39,9 +37,8 @@ NAMING_STEPS = 64
 class State:
     """Requests, seats and blocks of one engine. Owned by the loop's thread.
 
-    `rules`: the policy's, for the queue. Without an `estimator` a target is lost when its deadline is past; with one,
-    each step that ends is compared with its forecast by `watch`, which makes `correction`. `guide` makes the masks of
-    requests with a grammar; without one they are refused.
+    `rules`: the policy's, for the queue. With an `estimator` each step that ends is compared with its forecast by
+    `watch`, which makes `correction`. `guide` makes the masks of requests with a grammar; without one they are refused.
     """
 
     def __init__(
@@ -63,7 +60,8 @@ class State:
         self.hit_tokens = 0
         self.stopped = False
         self.fault = ""
-        self.queue = Queue(rules)
+        self.waiting = Waiting(rules, limits, ledger, estimator)
+        self.queue = self.waiting.queue
         self.jobs: dict[int, Job] = {}
         self.prompts = PromptSet()
         self.decoding = DecodeSet(limits.block_size)
@@ -113,6 +111,7 @@ class State:
                     self._end(self.jobs[request_id], FinishReason.ABORT)
             case CacheReset():
                 self.ledger.forget_prefixes()
+                self.waiting.prefixes_forgotten(self.correction)
             case Stop():
                 self.stopped = True
 
@@ -138,12 +137,7 @@ class State:
         elif job.masked:
             self._masked.begin(job)
         else:
-            self._enqueue(job)
-
-    def _enqueue(self, job: Job) -> None:
-        promised = job.deadline_s < NO_DEADLINE_S  # else there is nothing to lose, and nothing to forecast
-        seconds = prompt_s(self.estimator, self.limits, self.correction, job.target) if promised else 0.0
-        self.queue.add(job.waiting_entry(self.limits.block_size, seconds))
+            self.waiting.add(job, self.correction)
 
     def _mask_made(self, made: Masked, now_s: float) -> None:
         job = self._masked.take(made)
@@ -154,7 +148,7 @@ class State:
         elif made.over:
             self._end(job, FinishReason.STOP)
         elif job.phase is Phase.WAITING:
-            self._enqueue(job)
+            self.waiting.add(job, self.correction)
         else:
             self.decoding.join(job, now_s)
             self._masked.riding[job.id] = job
@@ -178,6 +172,7 @@ class State:
             self._take_tokens(step, done, now_s)
         for job in step.leaving:
             self._vacate(job)
+        self.waiting.look_again(self.correction)
         if not (self.decoding or self._masked.owed_rows or any(step.launch.rows for step in self.steps.values())):
             self.lanes.pause()
 
@@ -230,7 +225,9 @@ class State:
         block_size = self.limits.block_size
         end = tokens // block_size
         if end > job.settled // block_size and self.ledger.caching and not job.ended:
-            self.ledger.register(job.id, job.block_names(end, block_size), end)
+            name = self.ledger.register(job.id, job.block_names(end, block_size), end)
+            if name is not None:
+                self.waiting.named(name)
             job.settled = tokens
 
     def _end(
@@ -258,7 +255,7 @@ class State:
         """Take a job out of all that is planned from; it vacates once no started step can touch its blocks."""
         match job.phase:
             case Phase.WAITING:
-                self.queue.discard(job.id)
+                self.waiting.discard(job)
                 return
             case Phase.LEAVING:
                 return
@@ -292,7 +289,7 @@ class State:
         self.seats.append(job.seat)
         job.leave_seat()
         if not job.ended:
-            self._enqueue(job)
+            self.waiting.add(job, self.correction)
 
     def carry_out(self, plan: Plan, now_s: float, start: Callable[[Launch], None]) -> None:
         """Do what a checked plan says; `start` receives each launch."""
@@ -309,10 +306,11 @@ class State:
 
     def _admit(self, job: Job) -> None:
         block_size = self.limits.block_size
-        self.queue.remove(job.id)
         names = job.findable_names(block_size) if self.ledger.caching else []
         self.queried_tokens += job.target if self.ledger.caching else 0
         hits = self.ledger.allocate(job.id, self.ledger.blocks_for(job.target), names)
+        self.waiting.discard(job)
+        self.waiting.found(job, hits * block_size)
         self.hit_tokens += hits * block_size
         job.take_seat(self.seats.pop(), hits * block_size)
         self.prompts.admit(job)

@@ -53,7 +53,7 @@ def document(head: AnswerHead, answers: Sequence[Answer]) -> bytes:
             {
                 "index": answer.choice,
                 **text,
-                "logprobs": _logprobs(answer, answer.told),
+                "logprobs": logprobs(answer, answer.told),
                 "finish_reason": finish_reason(answer.end, calls),
                 "stop_reason": answer.end.stop_reason,
                 **({} if head.chat else _prompt_logprobs(answer)),
@@ -64,7 +64,8 @@ def document(head: AnswerHead, answers: Sequence[Answer]) -> bytes:
     return json.dumps(whole, separators=(",", ":")).encode()
 
 
-def _logprobs(answer: Answer, told: Sequence[ToldToken] | None) -> dict[str, object] | None:
+def logprobs(answer: Answer, told: Sequence[ToldToken] | None) -> dict[str, object] | None:
+    """The field `logprobs` of these tokens of an answer; None where nobody asked."""
     extras = answer.prompt.extras
     return None if extras is None or extras.log is None or told is None else extras.logprobs(told)
 
@@ -106,7 +107,7 @@ class Events:
             return f"{before}{text}{self._after}".encode()
         tail = self._tail(delta)
         if delta.told is not None:
-            told = json.dumps(_logprobs(self._answers[delta.choice], delta.told), separators=(",", ":"))
+            told = json.dumps(logprobs(self._answers[delta.choice], delta.told), separators=(",", ":"))
             tail = tail.replace('"logprobs":null', f'"logprobs":{told}', 1)
         return f"{before}{text}{tail}".encode()
 

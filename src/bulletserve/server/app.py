@@ -6,8 +6,10 @@ Knows nothing about processes or listening sockets (`serve` does). Every answer 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import TypeAlias
 
 from fastapi import FastAPI
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -30,10 +32,12 @@ from bulletserve.server.request_facts import Watcher, facts_of
 from bulletserve.server.settings import ServerSettings, served_name
 from bulletserve.server.slo_fields import slo_classes
 from bulletserve.server.text_codec import TextCodec
-from bulletserve.server.text_endpoints import TextEndpoints
+from bulletserve.server.text_endpoints import DetokenizeBody, TextEndpoints, TokenizeBody
 from bulletserve.server.tool_calls import FORMATS
 from bulletserve.telemetry.metrics import CONTENT_TYPE
 from bulletserve.version import __version__
+
+Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
 def create_app(
@@ -78,25 +82,23 @@ def create_app(
     app.add_exception_handler(BulletError, on_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(Exception, on_error)
-    routes: dict[str, tuple[str, Callable[[Request], Awaitable[Response]]]] = {
-        "/v1/chat/completions": ("POST", endpoints.chat),
-        "/v1/completions": ("POST", endpoints.completions),
-        "/v1/models": ("GET", endpoints.models),
-        "/v1/models/{name:path}": ("GET", endpoints.model),
-        "/health": ("GET", endpoints.health),
-        "/ping": ("GET", endpoints.ping),
-        "/version": ("GET", endpoints.version),
-        "/tokenize": ("POST", texts.tokenize),
-        "/detokenize": ("POST", texts.detokenize),
-        "/reset_prefix_cache": ("POST", endpoints.reset_prefix_cache),
-        "/flush_cache": ("POST", endpoints.reset_prefix_cache),
-        "/metrics": ("GET", endpoints.metrics),
-        "/openapi.json": (
-            "GET",
-            openapi.endpoint({"/v1/chat/completions": ChatBody, "/v1/completions": CompletionBody}),
-        ),
+    routes: dict[str, tuple[str, Handler, type[BaseModel] | None]] = {
+        "/v1/chat/completions": ("POST", endpoints.chat, ChatBody),
+        "/v1/completions": ("POST", endpoints.completions, CompletionBody),
+        "/v1/models": ("GET", endpoints.models, None),
+        "/v1/models/{name:path}": ("GET", endpoints.model, None),
+        "/health": ("GET", endpoints.health, None),
+        "/ping": ("GET", endpoints.ping, None),
+        "/version": ("GET", endpoints.version, None),
+        "/tokenize": ("POST", texts.tokenize, TokenizeBody),
+        "/detokenize": ("POST", texts.detokenize, DetokenizeBody),
+        "/reset_prefix_cache": ("POST", endpoints.reset_prefix_cache, None),
+        "/flush_cache": ("POST", endpoints.reset_prefix_cache, None),
+        "/metrics": ("GET", endpoints.metrics, None),
     }
-    for path, (method, handler) in routes.items():
+    bodies = {path: body for path, (_, _, body) in routes.items() if body is not None}
+    routes["/openapi.json"] = ("GET", openapi.endpoint(bodies), None)
+    for path, (method, handler, _) in routes.items():
         app.add_route(path, handler, methods=[method])
     return app
 

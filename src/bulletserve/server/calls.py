@@ -21,7 +21,7 @@ class Prompt:
     """One prompt with all that answering it takes.
 
     `named_stop_ids` are the stop tokens that the client named: they are told back as `stop_reason`, the model's own
-    end tokens are not. `copy`: of several answers to the same prompt, which this is.
+    end tokens are not. `copy`: of the answers to the same prompt, `copies` in all, which this is.
     `make_reader`: what finds tool calls in the answer, None where there can be none.
     """
 
@@ -30,6 +30,7 @@ class Prompt:
     named_stop_ids: frozenset[int] = frozenset()
     extras: AnswerExtras | None = None
     copy: int = 0
+    copies: int = 1
     make_reader: MakeReader | None = None
 
 

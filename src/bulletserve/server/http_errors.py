@@ -17,6 +17,7 @@ from bulletserve.core.errors import BulletError, EngineDied, Overloaded, Request
 
 LONGEST_RETRY_S = 3600.0
 _LINGER_S = 1.0
+_LINGER_BYTES = 16 * 2**20
 _LONGEST_MESSAGE = 1000
 
 
@@ -74,7 +75,8 @@ class LastResponse(Response):
     """Closes the connection, for requests whose body will not be read.
 
     Bytes that are still coming make the kernel reset the connection, and a reset can overtake the answer. So the
-    answer is sent at once, and what comes in the next second is read and thrown away before the connection closes.
+    answer is sent at once, and what comes in the next second, up to 16 MiB, is read and thrown away before the
+    connection closes.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -84,8 +86,9 @@ class LastResponse(Response):
         await send({"type": "http.response.body", "body": self.body, "more_body": True})
         try:
             async with asyncio.timeout(_LINGER_S):
-                while (await receive()).get("more_body"):
-                    pass
+                left = _LINGER_BYTES
+                while left > 0 and (message := await receive()).get("more_body"):
+                    left -= len(message["body"])
         except TimeoutError:
             pass
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -12,24 +12,27 @@ from bulletserve.core.errors import InvalidRequest
 Json: TypeAlias = Any
 
 
+def prompt_count(prompt: Json) -> int:
+    """How many prompts `prompt_list` would have to look at."""
+    return len(prompt) if isinstance(prompt, list) and prompt and type(prompt[0]) is not int else 1
+
+
 def prompt_list(prompt: Json) -> list[str | list[int]]:
     """The prompts of a completion: a string, a list of strings, a list of ids or a list of lists of ids.
 
-    Raises `InvalidRequest` for anything else, and for an empty prompt.
+    What begins with a number is a list of ids; whether all of it are ids is seen where they are compared with the
+    vocabulary (`core.resolve.check_ids`). Raises `InvalidRequest` for anything else, and for an empty prompt.
     """
     if isinstance(prompt, str):
         prompt = [prompt]
     if not isinstance(prompt, list):
         raise InvalidRequest("prompt must be a string, a list of strings, or token ids", param="prompt")
-    kinds = set(map(type, prompt))
-    if kinds == {int}:
-        prompt, kinds = [prompt], {list}
-    if kinds not in (set(), {str}, {list}):
+    if not prompt or type(prompt[0]) is int:
+        prompt = [prompt]
+    if set(map(type, prompt)) not in ({str}, {list}):
         raise InvalidRequest("prompt must be a string, a list of strings, or token ids", param="prompt")
-    if not prompt or not all(prompt):
+    if not all(prompt):
         raise InvalidRequest("prompt must not be empty", param="prompt")
-    if kinds == {list} and any(set(map(type, ids)) != {int} for ids in prompt):
-        raise InvalidRequest("prompt: token ids must be whole numbers", param="prompt")
     result: list[str | list[int]] = prompt
     return result
 

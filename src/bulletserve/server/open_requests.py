@@ -261,6 +261,8 @@ class OpenRequests:
             tokens=answer.tokens,
             max_tokens=request.max_tokens,
         )
+        if not answer.prompt.copy:
+            self.metrics.request_n.observe(answer.prompt.copies)
 
     def _forget(self, answer: Answer, reason: str) -> None:
         del self._open[answer.prompt.request.id]

@@ -35,7 +35,16 @@ _MESSAGE: Json = {
     },
     "required": ["role"],
 }
-_BY_HAND: Mapping[str, Json] = {"prompt": _PROMPT, "messages": {"type": "array", "items": _MESSAGE, "minItems": 1}}
+_MESSAGES: Json = {"type": "array", "items": _MESSAGE, "minItems": 1}
+_BY_HAND: Mapping[str, Json] = {
+    "CompletionBody": {"properties": {"prompt": _PROMPT}, "required": ["prompt"]},
+    "ChatBody": {"properties": {"messages": _MESSAGES}, "required": ["messages"]},
+    "TokenizeBody": {
+        "properties": {"prompt": {"type": "string"}, "messages": _MESSAGES},
+        "oneOf": [{"required": ["prompt"]}, {"required": ["messages"]}],
+    },
+}
+"""By model: what is said of it beside what its fields say."""
 
 _ERROR: Json = {
     "type": "object",
@@ -74,7 +83,7 @@ def endpoint(bodies: Mapping[str, type[BaseModel]]) -> Callable[[Request], Await
 def document(routes: Iterable[BaseRoute], bodies: Mapping[str, type[BaseModel]]) -> Json:
     """OpenAPI 3.1 for `routes`; `bodies` are the requests' models by path."""
     names, schemas = models_json_schema([(body, "validation") for body in bodies.values()], ref_template=_REFERENCE)
-    components = {name: _with_hand_written(schema) for name, schema in schemas.get("$defs", {}).items()}
+    components = {name: _with_hand_written(name, schema) for name, schema in schemas.get("$defs", {}).items()}
     references = {path: names[body, "validation"]["$ref"] for path, body in bodies.items()}
     paths: dict[str, Json] = {}
     for route in routes:
@@ -112,8 +121,6 @@ def _operation(path: str, method: str, body: str | None) -> Json:
     return operation
 
 
-def _with_hand_written(schema: Json) -> Json:
-    properties = schema.get("properties", {})
-    known = {name: _BY_HAND[name] for name in properties if name in _BY_HAND}
-    required = sorted({*schema.get("required", ()), *known})
-    return {**schema, "properties": {**properties, **known}, **({"required": required} if required else {})}
+def _with_hand_written(name: str, schema: Json) -> Json:
+    known = _BY_HAND.get(name, {})
+    return schema | known | {"properties": schema.get("properties", {}) | known.get("properties", {})}

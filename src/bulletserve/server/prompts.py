@@ -10,12 +10,12 @@ from functools import partial
 
 from bulletserve.core.errors import InvalidRequest
 from bulletserve.core.request import SamplingParams
-from bulletserve.core.resolve import ModelLimits, resolve_request
+from bulletserve.core.resolve import ModelLimits, check_ids, resolve_request
 from bulletserve.core.slo import Slo
 from bulletserve.formats.description import GenerationDefaults
 from bulletserve.server.answer_extras import AnswerExtras, Echo, echo_of
 from bulletserve.server.calls import Prompt
-from bulletserve.server.inputs import prompt_list
+from bulletserve.server.inputs import prompt_count, prompt_list
 from bulletserve.server.open_requests import OpenRequests
 from bulletserve.server.prompt_ids import PromptIds, shorten
 from bulletserve.server.protocol import ChatBody, CommonBody, CompletionBody, sampling_params
@@ -25,6 +25,9 @@ from bulletserve.server.text_codec import TextCodec
 from bulletserve.server.token_log import TokenLog, TokenNames
 from bulletserve.server.tool_calls import MakeReader
 from bulletserve.server.tools import tool_use
+
+_PROMPT_CHARACTERS = 100
+"""A prompt is made in the time in which so many characters are tokenised, its ids apart."""
 
 
 class PromptMaker:
@@ -51,23 +54,25 @@ class PromptMaker:
     async def completion(self, body: CompletionBody) -> list[Prompt]:
         """The prompts of a completion. Raises `RequestError`; then none of them may run."""
         params = sampling_params(body, self._defaults)
-        prompts, copies = prompt_list(body.prompt), range(body.choices)
+        prompts = await self._ids.run(partial(prompt_list, body.prompt), prompt_count(body.prompt))
         make_grammar = wanted_grammar(body)
-        self._open_requests.check_room(len(prompts) * len(copies) + self._ids.at_work)
+        self._open_requests.check_room(len(prompts) * body.choices + self._ids.at_work)
         arrival_s = time.monotonic()
         grammar = await self._grammar(make_grammar)
         several = await self._ids.of_prompts(
             prompts, add_special_tokens=body.add_special_tokens is not False, limit=self._limit(body)
         )
-        several = [self._shorten(ids, body) for ids in several]
-        echoes: list[Echo | None] = [None] * len(several)
-        if body.echo:
-            echoes = await self._ids.run(partial(self._echoes, prompts, several, body), sum(map(len, several)))
-        return [
-            self._prompt(ids, body, params, "prompt", arrival_s, grammar, copy, echo)
-            for ids, echo in zip(several, echoes, strict=True)
-            for copy in copies
-        ]
+
+        def make() -> list[Prompt]:
+            shortened = [self._shorten(ids, body) for ids in several]
+            echoes = self._echoes(prompts, shortened, body) if body.echo else [None] * len(several)
+            return [
+                self._prompt(ids, body, params, "prompt", arrival_s, grammar, copy, echo)
+                for ids, echo in zip(shortened, echoes, strict=True)
+                for copy in range(body.choices)
+            ]
+
+        return await self._ids.run(make, self._work(several, body))
 
     async def chat(self, body: ChatBody) -> list[Prompt]:
         """The prompt of a chat. Raises `RequestError`."""
@@ -76,17 +81,26 @@ class PromptMaker:
         make_grammar = wanted_grammar(body)
         if make_grammar is not None and tools.make_reader is not None:
             raise InvalidRequest("a format for the answer and tools exclude each other: set tool_choice to none")
-        copies = range(body.choices)
-        self._open_requests.check_room(len(copies) + self._ids.at_work)
+        self._open_requests.check_room(body.choices + self._ids.at_work)
         arrival_s = time.monotonic()
         grammar = await self._grammar(make_grammar or tools.make_grammar)
-        ids = self._shorten(await self._ids.of_chat(body, limit=self._limit(body), tools=tools.listed), body)
-        prompts = [self._prompt(ids, body, params, "messages", arrival_s, grammar, copy) for copy in copies]
-        return [replace(prompt, make_reader=tools.make_reader) for prompt in prompts]
+        ids = await self._ids.of_chat(body, limit=self._limit(body), tools=tools.listed)
+
+        def make() -> list[Prompt]:
+            shortened = self._shorten(ids, body)
+            copies = range(body.choices)
+            prompts = [self._prompt(shortened, body, params, "messages", arrival_s, grammar, copy) for copy in copies]
+            return [replace(prompt, make_reader=tools.make_reader) for prompt in prompts]
+
+        return await self._ids.run(make, self._work([ids], body))
 
     async def _grammar(self, make: MakeGrammar | None) -> str:
         """Always in a worker thread: what a grammar costs does not show in its length."""
         return "" if make is None else await self._ids.run_apart(make)
+
+    def _work(self, several: Sequence[Sequence[int]], body: CommonBody) -> int:
+        """What making the prompts of these ids takes, measured in characters (`PromptIds.run`)."""
+        return body.choices * (len(several) * _PROMPT_CHARACTERS + sum(map(len, several)))
 
     def _shorten(self, ids: list[int], body: CommonBody) -> list[int]:
         _, asked = body.wanted_tokens
@@ -96,6 +110,8 @@ class PromptMaker:
     def _echoes(
         self, sent: Sequence[str | list[int]], encoded: Sequence[Sequence[int]], body: CommonBody
     ) -> list[Echo | None]:
+        for ids in encoded:
+            check_ids(ids, self._limits.vocab_size, "prompt")  # an echo is made before its request is
         skips = body.skip_special_tokens is not False
         return [
             echo_of(ids, self._codec.detokenizer((), skip_special_tokens=skips), one if isinstance(one, str) else None)
@@ -147,7 +163,7 @@ class PromptMaker:
             skip_special_tokens=body.skip_special_tokens is not False,
         )
         extras = answer_extras(self._codec, ids, body, params, echo)
-        return Prompt(request, detokenizer, frozenset(params.stop_token_ids), extras, copy)
+        return Prompt(request, detokenizer, frozenset(params.stop_token_ids), extras, copy, body.choices)
 
 
 def answer_extras(

@@ -38,7 +38,6 @@ _NOT_SERVED: Mapping[str, tuple[Json, ...]] = {
     "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "guided_grammar": (),
     "length_penalty": (1,),
     "logits_processors": ([],),
     "modalities": (["text"],),
@@ -94,6 +93,7 @@ class CommonBody(SamplingFields):
     guided_json: Json = None
     guided_regex: str | None = None
     guided_choice: Json = None
+    guided_grammar: str | None = None
 
     @property
     def wanted_tokens(self) -> tuple[str, int | None]:

@@ -1,25 +1,46 @@
-"""Which grammar a request asks for: `response_format`, `structured_outputs` and the older `guided_*`.
+"""Which grammar is asked for, over HTTP or of `LLM`: `response_format`, `structured_outputs` and the older `guided_*`.
 
 Knows nothing about tokens or tools. One of them at most; whatever a client sends, it hears here what is wrong with it.
 """
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from bulletserve.core.errors import InvalidRequest
-from bulletserve.grammar.texts import ANY_OBJECT, choice_grammar, json_grammar, regex_grammar
-from bulletserve.server.protocol import CommonBody
+from bulletserve.grammar.texts import ANY_OBJECT, choice_grammar, json_grammar, regex_grammar, written_grammar
 
 Json: TypeAlias = Any
 MakeGrammar: TypeAlias = Callable[[], str]
 """Makes the grammar and checks it, in its own time: not on the event loop. Raises `InvalidRequest`."""
 
-_KINDS = ("json", "regex", "choice", "json_object")
-_GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice"}
+_KINDS = ("json", "regex", "choice", "grammar", "json_object")
+_GUIDED = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+}
 
 
-def wanted_grammar(body: CommonBody) -> MakeGrammar | None:
+class AnswerFormat(Protocol):
+    """Where a format may be asked for; None everywhere for a free answer."""
+
+    @property
+    def response_format(self) -> Json: ...
+    @property
+    def structured_outputs(self) -> Json: ...
+    @property
+    def guided_json(self) -> Json: ...
+    @property
+    def guided_regex(self) -> Json: ...
+    @property
+    def guided_choice(self) -> Json: ...
+    @property
+    def guided_grammar(self) -> Json: ...
+
+
+def wanted_grammar(body: AnswerFormat) -> MakeGrammar | None:
     """What makes the grammar of the whole answer; None for a free one. Raises `InvalidRequest`."""
     wanted = [
         _of_format(body.response_format),
@@ -80,6 +101,10 @@ def _make(kind: str, value: Json, param: str) -> MakeGrammar:
         if not isinstance(value, str) or not value:
             raise InvalidRequest(f"{param}: a regular expression must be a string, not empty", param=param)
         return lambda: regex_grammar(value, param)
+    if kind == "grammar":
+        if not isinstance(value, str) or not value:
+            raise InvalidRequest(f"{param}: a grammar must be a string, not empty", param=param)
+        return lambda: written_grammar(value, param)
     if not isinstance(value, list) or not all(isinstance(choice, str) for choice in value):
         raise InvalidRequest(f"{param}: a choice must be a list of strings", param=param)
     return lambda: choice_grammar(value, param)

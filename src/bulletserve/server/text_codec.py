@@ -136,8 +136,9 @@ class TextCodec:
 
         Raises `InvalidRequest` for one of too many tokens.
         """
-        if words == self._bad_words[0]:  # all prompts of a request have the same
-            return self._bad_words[1]
+        known, known_ids = self._bad_words
+        if words == known:  # all prompts of a request have the same
+            return known_ids
         found: dict[tuple[int, ...], None] = {}
         for word in words:
             for text in (word, " " + word.lstrip()):
@@ -149,8 +150,9 @@ class TextCodec:
                     )
                 if ids:
                     found[ids] = None
-        self._bad_words = words, list(found)
-        return self._bad_words[1]
+        ids_of_words = list(found)
+        self._bad_words = words, ids_of_words
+        return ids_of_words
 
 
 def _compiled(source: str, tokenizer: Tokenizer) -> ChatTemplate:

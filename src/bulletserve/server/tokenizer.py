@@ -109,7 +109,8 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of a whole sequence of ids."""
-        return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
+        # as with `encode`: only the batch method works without the GIL
+        return str(self._backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0])
 
 
 def build_tokenizer(source: TokenizerSource) -> Tokenizer:

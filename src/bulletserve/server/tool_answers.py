@@ -7,8 +7,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from bulletserve.server.answers import AnswerHead, Events, usage
+from bulletserve.server.answers import AnswerHead, Events, logprobs, usage
 from bulletserve.server.calls import Answer, Delta
+from bulletserve.server.token_log import ToldToken
 from bulletserve.server.tool_calls import CallStart, CallText, Part
 from bulletserve.server.tool_message import finish_reason
 
@@ -27,12 +28,14 @@ class ToolEvents(Events):
         self._readers = [answer.prompt.make_reader() if answer.prompt.make_reader else None for answer in answers]
         self._calls = [0] * len(answers)
         self._begun = [False] * len(answers)
+        self._untold: list[list[ToldToken]] = [[] for _ in answers]
 
     def chunk(self, delta: Delta) -> bytes:
-        """The events of one delta; none where its text is held back."""
+        """The events of one delta; none where its text is held back. What is told of tokens rides on the first."""
         reader = self._readers[delta.choice]
         if reader is None:
             return super().chunk(delta)
+        self._untold[delta.choice] += delta.told or ()
         parts = reader.push(delta.text)
         if delta.end is not None:
             parts += reader.finish()
@@ -53,7 +56,13 @@ class ToolEvents(Events):
             said["tool_calls"] = [{"index": part.call, "function": {"arguments": part.text}}]
         elif part is not None:
             said["content"] = part
-        choice: dict[str, Any] = {"index": delta.choice, "delta": said, "logprobs": None, "finish_reason": None}
+        told, self._untold[delta.choice] = self._untold[delta.choice], []
+        choice: dict[str, Any] = {
+            "index": delta.choice,
+            "delta": said,
+            "logprobs": logprobs(self._shown[delta.choice], told) if told else None,
+            "finish_reason": None,
+        }
         if delta.end is not None and last:
             choice["finish_reason"] = finish_reason(delta.end, self._calls[delta.choice])
             choice["stop_reason"] = delta.end.stop_reason

@@ -18,6 +18,7 @@ from bulletserve.scheduler.policy import Forecaster, Policy
 from bulletserve.scheduler.state import State
 from bulletserve.simulator.device import SimulatedDevice
 from bulletserve.simulator.executor import VirtualExecutor
+from bulletserve.simulator.guide import AllowingGuide
 from bulletserve.simulator.truth import Truth
 from bulletserve.telemetry.collector import Collector
 from bulletserve.workload.request_list import RequestLengths
@@ -48,10 +49,10 @@ def prepare(
 ) -> Simulation:
     """An idle engine on a virtual clock."""
     ledger = KvLedger(limits.total_blocks + 1, limits.block_size, caching)
-    state = State(limits, ledger, policy.rules, estimator)
     if device is None:
         device = SimulatedDevice(truth, limits.num_layers, token_of=None, host_s=HOST_S)
     executor = VirtualExecutor(device, limits.lattice)
+    state = State(limits, ledger, policy.rules, estimator, AllowingGuide(executor))
     collector = Collector()
     loop = Loop(state, policy, executor, executor, executor, collector, observer)
     return Simulation(collector, state, loop, executor)

@@ -36,6 +36,7 @@ _FIRST_TOKEN_S = (
 )  # fmt: skip
 _WHOLE_S = (0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0)
 _TOKENS = tuple(float(2**n) for n in range(18))
+_CHOICES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,7 @@ class Metrics(Collector):
         self.request_prompt_tokens = Histogram(_TOKENS)
         self.request_generation_tokens = Histogram(_TOKENS)
         self.request_max_tokens = Histogram(_TOKENS)
+        self.request_n = Histogram(_CHOICES)
         self._registry.register(self)
 
     def update(self, status: Status | None) -> None:
@@ -172,7 +174,10 @@ class Metrics(Collector):
                 "Steps on other SMs than the step before on their lane.",
                 status and status.switches,
             ),
-            "num_preemptions": ("Times that a running request was preempted.", status and status.preemptions),
+            "num_preemptions": (
+                "Times that a running request was preempted: cache blocks had run out.",
+                status and status.preemptions,
+            ),
         }
         for name, (text, value) in values.items():
             family = CounterMetricFamily(PREFIX + name, text, labels=["model_name"])
@@ -218,6 +223,7 @@ class Metrics(Collector):
             "request_decode_time_seconds": ("From the first token to the last.", self.decode_s),
             "request_inference_time_seconds": ("From admission to the last token.", self.inference_s),
             "iteration_tokens_total": ("Tokens that the engine told at once.", self.turn_tokens),
+            "request_params_n": ("Answers that a finished prompt was to have.", self.request_n),
             "request_params_max_tokens": (
                 "Most tokens that a finished answer might have had.",
                 self.request_max_tokens,

@@ -11,6 +11,7 @@ import gzip
 import zlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
@@ -22,7 +23,10 @@ from bulletserve.core.events import Aborted, Arrived, CacheReset, Event, Masked,
 from bulletserve.core.plan import DecodeStep, MixedStep, Plan, PrefillGroup, Refusal, Start
 from bulletserve.core.request import Request
 
-FORMAT = 1
+FORMAT = 2
+"""Format 1, which is read too, has in each decode and mixed step, before its SMs, for which rows it is: "all"."""
+
+_FIRST_FORMAT = 1
 _HASH_BYTES = 8
 _END = "end"
 
@@ -124,12 +128,13 @@ class Record:
         if first is None:
             raise RecordError(f"{self.path} is empty: it is no record of a run")
         header: dict[str, Any] = self._decoded(first, dict[str, Any])
-        if header.get("format") != FORMAT:
-            raise RecordError(f"{self.path}, of format {header.get('format')}: this version reads {FORMAT}")
+        if header.get("format") not in (_FIRST_FORMAT, FORMAT):
+            raise RecordError(f"{self.path}, of format {header.get('format')}: this version reads up to {FORMAT}")
         return header
 
     def turns(self) -> Iterator[Turn]:
         """The turns that are left."""
+        read_plan = partial(_read_plan, says_rows=self.header["format"] == _FIRST_FORMAT)
         for body in self._bodies():
             if self.complete:
                 raise self.broken("more after the end")
@@ -138,7 +143,7 @@ class Record:
                 continue
             now_s, events, plans = self._decoded(body, tuple[float, list[list[Any]], list[list[Any]]])
             try:
-                yield Turn(now_s, tuple(map(_read_event, events)), tuple(map(_read_plan, plans)), self._number)
+                yield Turn(now_s, tuple(map(_read_event, events)), tuple(map(read_plan, plans)), self._number)
             except (msgspec.ValidationError, LookupError, TypeError, ValueError, OverflowError) as error:
                 raise self.broken(f"no turn of a run ({error!r})") from error
 
@@ -212,10 +217,10 @@ def _plan(plan: Plan) -> list[Any]:
     return [starts, plan.admit, plan.preempt, plan.refuse, plan.because]
 
 
-def _read_plan(row: list[Any]) -> Plan:
+def _read_plan(row: list[Any], *, says_rows: bool) -> Plan:
     starts, admit, preempt, refuse, because = row
     return Plan(
-        tuple(map(_read_start, starts)),
+        tuple([_read_start(start, says_rows=says_rows) for start in starts]),
         msgspec.convert(admit, tuple[int, ...]),
         msgspec.convert(preempt, tuple[int, ...]),
         msgspec.convert(refuse, tuple[Refusal, ...]),
@@ -223,7 +228,12 @@ def _read_plan(row: list[Any]) -> Plan:
     )
 
 
-def _read_start(row: list[Any]) -> Start:
+def _read_start(row: list[Any], *, says_rows: bool) -> Start:
     name, *fields = row
+    if says_rows and name != "prefill":
+        *fields, rows, sms = fields
+        if rows != "all":
+            raise ValueError(f"a step for {rows!r} rows")
+        fields.append(sms)
     start: Start = msgspec.convert(fields, _STARTS[name])
     return start

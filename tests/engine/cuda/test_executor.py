@@ -116,10 +116,10 @@ def prefill(sms: int) -> PrefillGroup:
 
 
 def decode(sms: int) -> DecodeStep:
-    return DecodeStep("all", sms)
+    return DecodeStep(sms)
 
 
-MIXED = MixedStep((0,), ((0, 1),), "all", TOTAL)
+MIXED = MixedStep((0,), ((0, 1),), TOTAL)
 
 
 def settle(rig: Rig, waiting: int) -> None:

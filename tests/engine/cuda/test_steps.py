@@ -26,6 +26,7 @@ from bulletserve.engine.cuda.decode_steps import DecodeSteps
 from bulletserve.engine.cuda.seat_tables import CudaSeats
 from bulletserve.engine.kv_cache import KvCache
 from bulletserve.kernels.cuda.matmul_choice import ChoiceTable, TableKey
+from bulletserve.kernels.sampling import SamplingRows, sample
 from bulletserve.kernels.token_rules import TokenHistory
 from bulletserve.models.context import PrefillSegment, StepContext
 from bulletserve.models.cuda_operators import CudaOperators, LaneWorkspace
@@ -37,6 +38,7 @@ from tests.kernels.plain_rules import by_rules
 SHAPE = ModelShape("llama", 2, 128, 96, 4, 2, 64, 123, 96, qk_norm=True)  # a vocabulary that no product takes as it is
 BLOCK_SIZE, BLOCKS, MAX_SEQS, LAYERS = 4, 60, 5, 2
 LATTICE = Lattice.of_splits(6, (Partition(4, 2),))
+SEED = 77
 PROMPTS = [[7, 3], [11, 90, 45, 2, 8, 60, 61], [5] * 13, list(range(20, 49)), [1]]
 
 
@@ -55,9 +57,12 @@ def plain_model() -> Decoder:
 def best_token(tokens: list[int], mask: bytes | None = None) -> int:
     logits = all_logits(tokens)[-1].clone()
     if mask is not None:
-        bits = int.from_bytes(mask, "little")
-        logits[[token for token in range(len(logits)) if not bits >> token & 1]] = float("-inf")
+        logits[[token for token in range(len(logits)) if not allows(mask, token)]] = float("-inf")
     return int(logits.argmax())
+
+
+def allows(mask: bytes, token: int) -> bool:
+    return bool(int.from_bytes(mask, "little") >> token & 1)
 
 
 @torch.inference_mode()
@@ -70,9 +75,12 @@ def all_logits(tokens: list[int]) -> torch.Tensor:
     return model.logits(hidden)
 
 
-def best_by_rules(tokens: list[int], row: int, rules: TokenRules) -> int:
-    prompt = len(PROMPTS[row])
-    return int(torch.tensor(by_rules(all_logits(tokens)[-1].tolist(), rules, tokens, prompt)).argmax())
+def drawn_by_rules(tokens: list[int], row: int, rules: TokenRules, temperature: float, mask: bytes | None) -> int:
+    logits = torch.tensor([by_rules(all_logits(tokens)[-1].tolist(), rules, tokens, len(PROMPTS[row]))])
+    logits[0, [token for token in range(logits.shape[1]) if mask is not None and not allows(mask, token)]] = -torch.inf
+    floats, whole = torch.tensor([temperature, 1.0]), torch.tensor([0, SEED + row, len(tokens)])
+    how = SamplingRows(floats[:1], floats[1:], whole[:1], whole[1:2], whole[2:])
+    return int(sample(logits, how))
 
 
 class Engine:
@@ -104,6 +112,7 @@ class Engine:
         random.Random(1).shuffle(self.free)
         self.held = [0] * len(PROMPTS)
         self.rules: dict[int, TokenRules] = {}
+        self.temperature = dict.fromkeys(range(len(PROMPTS)), 0.0)
         self.told: dict[int, list[TokenLogprobs]] = {}
         self.told_of_prompts: dict[int, dict[int, TokenLogprobs]] = {}
         self.banned: dict[int, bytes] = {}
@@ -112,7 +121,8 @@ class Engine:
         count = -(-len(PROMPTS[row]) // BLOCK_SIZE)
         self.held[row] = count
         blocks = tuple(self.free.pop() for _ in range(count))
-        return Seat(row, row, PROMPTS[row], 0, blocks, 0.0, 1.0, 0, 0, self.rules.get(row), len(PROMPTS[row]))
+        how = (self.temperature[row], 1.0, 0, SEED + row)
+        return Seat(row, row, PROMPTS[row], 0, blocks, *how, self.rules.get(row), len(PROMPTS[row]))
 
     def launch(self, step, parts: tuple[PromptPart, ...] = (), rows: tuple[int, ...] = ()) -> None:
         first = not isinstance(step, PrefillGroup) or step.layer_range[0] == 0
@@ -138,7 +148,8 @@ class Engine:
         for row, token in zip(who, drawn.token_ids(), strict=True):
             known = self.tokens[row]
             if row in self.rules:
-                expected = best_by_rules(known, row, self.rules[row])
+                how = (self.rules[row], self.temperature[row], self.banned.get(row))
+                expected = drawn_by_rules(known, row, *how)
             else:
                 expected = best_token(known, self.banned.get(row))
             assert token == expected, f"seat {row} after {len(self.tokens[row])} tokens"
@@ -152,7 +163,7 @@ class Engine:
 
     def mixed(self, row: int, start: int, end: int, rows: tuple[int, ...]) -> None:
         part = PromptPart(row, start, end, end == len(PROMPTS[row]))
-        self.launch(MixedStep((row,), ((start, end),), "all", 6), (part,), rows)
+        self.launch(MixedStep((row,), ((start, end),), 6), (part,), rows)
 
 
 @pytest.fixture(params=[True, False], ids=["graphs", "eager"])
@@ -167,18 +178,18 @@ def engine(request, device, monkeypatch) -> Engine:
 
 def test_every_kind_of_step_draws_the_tokens_of_plain_torch(engine):
     engine.prefill([0, 1], 4)
-    engine.launch(DecodeStep("all", 2), rows=(0, 1))
+    engine.launch(DecodeStep(2), rows=(0, 1))
     engine.prefill([2], 6, groups=((0, 1), (1, 2)))
     rows = (1, 0, 2)
     for sms in (2, 6, 2):
-        engine.launch(DecodeStep("all", sms), rows=rows)
+        engine.launch(DecodeStep(sms), rows=rows)
     engine.mixed(3, 0, 5, rows)
     engine.mixed(3, 5, 11, (2, 1))
     engine.mixed(3, 11, 29, (0,))
-    engine.launch(MixedStep((), (), "all", 6), (), (3, 0, 1, 2))
+    engine.launch(MixedStep((), (), 6), (), (3, 0, 1, 2))
     engine.prefill([4], 4)
     for _ in range(3):
-        engine.launch(DecodeStep("all", 2), rows=(0, 1, 2, 3, 4))
+        engine.launch(DecodeStep(2), rows=(0, 1, 2, 3, 4))
 
 
 def test_rows_with_masks_draw_what_is_allowed_and_the_others_what_they_would(engine):
@@ -186,14 +197,14 @@ def test_rows_with_masks_draw_what_is_allowed_and_the_others_what_they_would(eng
     even = b"\x55" * 400
     engine.banned = {1: even, 2: (1 << 5).to_bytes(4, "little"), 3: even[:8]}
     engine.prefill([0, 1], 4)
-    engine.launch(DecodeStep("all", 2), rows=(0, 1))
+    engine.launch(DecodeStep(2), rows=(0, 1))
     engine.prefill([2], 6, groups=((0, 1), (1, 2)))
-    engine.launch(DecodeStep("all", 6), rows=(2, 0, 1))
+    engine.launch(DecodeStep(6), rows=(2, 0, 1))
     engine.mixed(3, 0, 20, (1, 0))
     engine.mixed(3, 20, 29, (2, 1, 0))
-    engine.launch(DecodeStep("all", 2), rows=(0, 3))
+    engine.launch(DecodeStep(2), rows=(0, 3))
     engine.banned = {}
-    engine.launch(DecodeStep("all", 2), rows=(0, 1, 2, 3))
+    engine.launch(DecodeStep(2), rows=(0, 1, 2, 3))
 
 
 def test_masks_can_be_warmed_up_before_any_step(engine):
@@ -215,11 +226,11 @@ def test_any_kind_of_graph_can_be_the_first_one_captured(device, engine):
 def test_a_seat_is_taken_again(engine):
     engine.prefill([1], 4)
     for _ in range(6):
-        engine.launch(DecodeStep("all", 6), rows=(1,))
+        engine.launch(DecodeStep(6), rows=(1,))
     engine.tokens[1] = list(PROMPTS[1])
     engine.prefill([1, 2], 6)
     for _ in range(2):
-        engine.launch(DecodeStep("all", 2), rows=(2, 1))
+        engine.launch(DecodeStep(2), rows=(2, 1))
 
 
 def test_several_prompts_with_earlier_chunks_share_a_batch(engine):
@@ -227,7 +238,7 @@ def test_several_prompts_with_earlier_chunks_share_a_batch(engine):
     engine.launch(PrefillGroup((2, 3), ((0, 6), (0, 9)), (0, LAYERS), 4), first)
     rest = (PromptPart(2, 6, 13, True), PromptPart(3, 9, 29, True), PromptPart(0, 0, 2, True))
     engine.launch(PrefillGroup((2, 3, 0), ((6, 13), (9, 29), (0, 2)), (0, LAYERS), 4), rest)
-    engine.launch(DecodeStep("all", 2), rows=(3, 2, 0))
+    engine.launch(DecodeStep(2), rows=(3, 2, 0))
 
 
 def test_rows_with_rules_are_drawn_by_them_and_their_neighbours_as_ever(engine):
@@ -238,11 +249,11 @@ def test_rows_with_rules_are_drawn_by_them_and_their_neighbours_as_ever(engine):
         3: TokenRules(allowed_ids=(4, 9, 77, 80), bad_words=((9,), (80, 77), (77, 77)), logprobs=0),
     }
     engine.prefill([0, 1, 2], 4, groups=((0, 1), (1, 2)))
-    engine.launch(DecodeStep("all", 2), rows=(0, 1, 2))
+    engine.launch(DecodeStep(2), rows=(0, 1, 2))
     engine.mixed(3, 0, 10, (2, 1, 0))
     engine.mixed(3, 10, 29, (2, 1, 0))
     for _ in range(5):
-        engine.launch(DecodeStep("all", 2), rows=(3, 0, 2, 1))
+        engine.launch(DecodeStep(2), rows=(3, 0, 2, 1))
     prompt = PROMPTS[1]
     logits = all_logits(prompt).log_softmax(-1)
     told = engine.told_of_prompts[1]
@@ -262,25 +273,63 @@ def test_rows_with_rules_are_drawn_by_them_and_their_neighbours_as_ever(engine):
     assert 0 not in engine.told and 2 not in engine.told
 
 
+PENALTIES = (
+    TokenRules(repetition_penalty=1.3),
+    TokenRules(frequency_penalty=1.5),
+    TokenRules(repetition_penalty=0.7, presence_penalty=-1.0),
+    TokenRules(repetition_penalty=1.1, frequency_penalty=-0.5, presence_penalty=2.0),
+)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+@pytest.mark.parametrize("free", [(), (1,), (0, 3)])
+def test_a_step_of_penalised_rows(engine, free, temperature):
+    """As a checkpoint's own penalty makes them: all rows, or all but a few that gave it up, in whatever order. A row
+    whose request is masked too keeps to both."""
+    engine.rules = {row: rules for row, rules in enumerate(PENALTIES) if row not in free}
+    engine.temperature |= dict.fromkeys(engine.rules, temperature)
+    engine.banned[2] = (0x5A5A << 40).to_bytes(16, "little")
+    engine.prefill([0, 1, 2], 4)
+    engine.launch(DecodeStep(2), rows=(0, 1, 2))
+    engine.mixed(3, 0, 29, (1, 2, 0))
+    for rows in ((0, 1, 2, 3), (3, 2, 1, 0), (2, 3, 0, 1)):
+        engine.launch(DecodeStep(2), rows=rows)
+    for row in range(4):
+        own = float(engine.seats.ruled_device.temperature[row])
+        assert (float(engine.seats.device.temperature[row]), own) == (0.0, 0.0 if row in free else temperature)
+
+
+def test_a_seat_has_its_guests_own_temperature_again_after_a_penalised_one(engine):
+    engine.rules, engine.temperature[0] = {0: PENALTIES[0]}, 1.5
+    engine.prefill([0], 4)
+    assert float(engine.seats.device.temperature[0]) == 0.0
+    engine.rules = {0: TokenRules(min_tokens=2, end_ids=(5,))}  # which matter for two tokens only
+    engine.tokens[0] = list(PROMPTS[0])
+    engine.prefill([0], 4)
+    assert float(engine.seats.device.temperature[0]) == 1.5
+    for _ in range(3):
+        engine.launch(DecodeStep(2), rows=(0,))
+
+
 def test_warm_ups_of_rules_touch_no_seat(engine):
     engine.prefill([0, 1], 4)
     engine.decode.warm_rules(2)
     engine.batch.warm_rules(4)
-    engine.launch(DecodeStep("all", 2), rows=(0, 1))
+    engine.launch(DecodeStep(2), rows=(0, 1))
 
 
 def test_a_failed_step_harms_no_other_request(engine):
     """Its rows are in the step behind it, void: they must not write where their seat's last guest had a block."""
     engine.prefill([1, 2], 4)
-    engine.launch(DecodeStep("all", 2), rows=(1, 2))
+    engine.launch(DecodeStep(2), rows=(1, 2))
     engine.seats.device.tables[1, 2] = engine.seats.host_tables[2, 0]  # left behind, and seat 2's by now
-    lost = Launch(0, DecodeStep("all", 2), (), ((1, engine.free.pop()),), (), (1, 2))
+    lost = Launch(0, DecodeStep(2), (), ((1, engine.free.pop()),), (), (1, 2))
     engine.decode.give_up(lost, engine.seats.prepare(lost))
-    mixed = Launch(1, MixedStep((), (), "all", 6), (), (), (), (1,))
+    mixed = Launch(1, MixedStep((), (), 6), (), (), (), (1,))
     for steps, launch in ((engine.decode, Launch(1, lost.step, rows=(1,))), (engine.batch, mixed)):
         steps.run(launch, engine.seats.prepare(launch))
     for _ in range(2):
-        engine.launch(DecodeStep("all", 2), rows=(2,))
+        engine.launch(DecodeStep(2), rows=(2,))
 
 
 def test_a_batch_that_was_given_up_is_not_gone_on_with(engine):
@@ -306,7 +355,7 @@ def test_a_batch_may_hold_more_rows_than_a_sequence_has_tokens(device, monkeypat
     seats = CudaSeats(8, 3, TokenHistory(9, 1, device), device)  # of 12 tokens
     inputs = batch_inputs.BatchInputs(seats, 72, BLOCK_SIZE, device)
     seats.prepare(Launch(0, None, tuple(Seat(row, row, [1] * 10, 0, (1, 2, 3), 0.0, 1.0, 0, 0) for row in range(5))))
-    step = MixedStep((0, 1, 2), ((0, 10),) * 3, "all", 6)
+    step = MixedStep((0, 1, 2), ((0, 10),) * 3, 6)
     launch = Launch(0, step, parts=tuple(PromptPart(row, 0, 10, True) for row in range(3)), rows=(4, 3))
     inputs.send(launch, inputs.measure(launch), None)
     assert inputs.at.tolist()[:6] == [9, 19, 29, 30, 31, 0]

@@ -8,7 +8,7 @@ steps run, so two lanes can work on different rows at once.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ from bulletserve.kernels.cuda.step_tables import (
     apply_updates,
     update_words,
 )
-from bulletserve.kernels.token_rules import TokenHistory
+from bulletserve.kernels.token_rules import TokenHistory, always_matter
 
 _PAIRS = 2048
 _RECORDS = 64
@@ -47,7 +47,8 @@ class CudaSeats:
     """Tables for `max_seqs` requests of at most `max_blocks` blocks. Row `max_seqs` is padding: no tokens, block 0.
 
     `device` holds the tables that steps read; `host_tables` and `host_lengths` are this side's copies of two of them.
-    ruled, history: what those with rules for their tokens need.
+    ruled, history: what those with rules for their tokens need. A row of which every token is drawn again is a greedy
+    one in `device`, because that is drawn quickest; `ruled_device` are the same tables with its own temperature.
     """
 
     def __init__(self, max_seqs: int, max_blocks: int, history: TokenHistory, device: torch.device) -> None:
@@ -63,6 +64,7 @@ class CudaSeats:
             top_k=torch.zeros(rows, dtype=torch.int32, device=device),
             seed=torch.zeros(rows, dtype=torch.int64, device=device),
         )
+        self.ruled_device = replace(self.device, temperature=torch.zeros_like(self.device.temperature))
         self.ruled = RuledSeats()
         self.history = history
         self.host_tables: Words = np.zeros((rows, max_blocks), dtype=np.int32)
@@ -136,6 +138,7 @@ class SeatUpdater:
         for seat in update.ruled:
             assert seat.rules is not None
             self._seats.history.take(seat.seat, seat.rules, seat.token_ids, seat.prompt_tokens)
+            self._seats.ruled_device.temperature[seat.seat] = seat.temperature
 
     def _send(self, cells: list[tuple[int, int]], seats: list[Seat]) -> None:
         words = self._ring.take()
@@ -166,6 +169,8 @@ def fill_updates(words: Words, at: int, cells: list[tuple[int, int]]) -> int:
 def _record(seat: Seat) -> Words:
     record = np.empty(SEAT_WORDS, dtype=np.int32)
     record[0], record[1], record[4] = seat.seat, seat.cached_tokens, seat.top_k
-    record[2:4] = np.array([seat.temperature, seat.top_p], dtype=np.float32).view(np.int32)
+    redrawn = seat.rules is not None and always_matter(seat.rules)
+    temperature = 0.0 if redrawn else seat.temperature
+    record[2:4] = np.array([temperature, seat.top_p], dtype=np.float32).view(np.int32)
     record[5:7] = np.array([seat.seed], dtype=np.uint64 if seat.seed >= 1 << 63 else np.int64).view(np.int32)
     return record

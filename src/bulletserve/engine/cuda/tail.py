@@ -14,6 +14,7 @@ from bulletserve.core.token_rules import MOST_LOGPROBS, TokenRules
 from bulletserve.engine.cuda.seat_tables import CudaSeats
 from bulletserve.engine.drawn import Drawn
 from bulletserve.engine.masked import MaskedRow
+from bulletserve.kernels.cuda.penalties import penalise
 from bulletserve.kernels.cuda.sampling import sample
 from bulletserve.kernels.cuda.step_tables import finish
 from bulletserve.kernels.masks import keep_allowed, to_device
@@ -44,12 +45,39 @@ class Tail:
         finish(rows, live, tokens, lengths, seats)
 
     def redraw(self, ruled: Sequence[RuledRow], sms: int, drawn: Drawn) -> None:
-        """Draw the tokens of rows with rules again, from the logits that the step has just left in the workspace."""
-        for start in range(0, len(ruled), _AT_ONCE):
-            self._redraw(ruled[start : start + _AT_ONCE], sms, drawn)
+        """Draw the tokens of rows with rules again, from the logits that the step has just left in the workspace.
+
+        A checkpoint may give every request a penalty: where all rows of a step ask for nothing else, nothing is copied,
+        and the launches are as many for all of them as for one.
+        """
+        penalised = [one for one in ruled if one.of.only_penalises]
+        if penalised and penalised[-1].row + 1 == len(penalised):  # the step's first rows
+            self._redraw_penalised(penalised, sms, copied=False)
+        else:
+            for start in range(0, len(penalised), _AT_ONCE):
+                self._redraw_penalised(penalised[start : start + _AT_ONCE], sms, copied=True)
+        others = [one for one in ruled if not one.of.only_penalises]
+        for start in range(0, len(others), _AT_ONCE):
+            self._redraw(others[start : start + _AT_ONCE], sms, drawn)
+
+    def _redraw_penalised(self, ruled: Sequence[RuledRow], sms: int, *, copied: bool) -> None:
+        history, every = self._seats.history, self._workspace.logits
+        rows = RuledRows(ruled, every.shape[1], every.device)
+        narrow, positions = rows.seats.int(), rows.positions.int()
+        logits = every[rows.at] if copied else every[: len(ruled)]
+        penalise(logits, narrow, history.token_counts, history.penalties)
+        live = torch.full((1,), len(ruled), dtype=torch.int32, device=every.device)
+        out = torch.empty(len(ruled), dtype=torch.int32, device=every.device)
+        sample(logits, narrow, live, self._seats.ruled_device, positions, out, self._scratch, sms)
+        history.note(rows.seats, out.long())
+        self._replace(rows, out)
+
+    def _replace(self, rows: RuledRows, tokens: Tensor) -> None:
+        self.tokens.index_copy_(0, rows.at, tokens)
+        self._seats.device.last_token.index_copy_(0, rows.seats, tokens)
 
     def _redraw(self, ruled: Sequence[RuledRow], sms: int, drawn: Drawn) -> None:
-        seats = self._seats.device
+        seats = self._seats.ruled_device
         every = self._workspace.logits
         rows = RuledRows(ruled, every.shape[1], every.device)
         narrow, positions = rows.seats.int(), rows.positions.int()
@@ -61,8 +89,7 @@ class Tail:
             return out.long()
 
         _, told = rows.draw(every[rows.at], self._seats.history, seats.temperature[rows.seats], draw)
-        self.tokens.index_copy_(0, rows.at, out)
-        seats.last_token.index_copy_(0, rows.seats, out)
+        self._replace(rows, out)
         if told is not None:
             drawn.logprobs.append((ruled, to_host(told)))
 
@@ -81,8 +108,9 @@ class Tail:
         """Compile and load what rows with rules need, on the padding seat."""
         rules = TokenRules((0, 1), ((0, 1), (1,)), 9, (0,), ((0, 0.0),), 1.5, 0.5, 0.5, 0.5, MOST_LOGPROBS)
         spare = self._seats.max_seqs
-        self._seats.history.take(spare, rules, (0, 1), 1)
-        self.redraw([RuledRow(0, spare, 2, RulesOfSeat.of(rules, 1))], sms, Drawn())
+        for some in (rules, TokenRules(repetition_penalty=1.5)):
+            self._seats.history.take(spare, some, (0, 1), 1)
+            self.redraw([RuledRow(0, spare, 2, RulesOfSeat.of(some, 1))], sms, Drawn())
 
     def redraw_masked(self, masked: Sequence[MaskedRow], sms: int) -> None:
         """Draw again, for rows with masks, from the logits that the step has just left in the workspace.
@@ -97,12 +125,13 @@ class Tail:
         at, who = [one.row for one in masked], [one.seat for one in masked]
         logits = keep_allowed(self._workspace.logits, at, [one.mask for one in masked])
         lengths = self._seats.host_lengths[who]
-        places = to_device(np.array([at, who, lengths], dtype=np.int32), device)
+        row_of, seat_of, positions = to_device(np.array([at, who, lengths], dtype=np.int64), device)
         live = torch.full((1,), len(masked), dtype=torch.int32, device=device)
         tokens = torch.empty(len(masked), dtype=torch.int32, device=device)
-        sample(logits, places[1], live, seats, places[2], tokens, self._scratch, sms)
-        self.tokens.index_copy_(0, places[0].long(), tokens)
-        seats.last_token.index_copy_(0, places[1].long(), tokens)
+        # tensors of their own: a kernel is compiled for how its arguments are aligned
+        sample(logits, seat_of.int(), live, seats, positions.int(), tokens, self._scratch, sms)
+        self.tokens.index_copy_(0, row_of, tokens)
+        seats.last_token.index_copy_(0, seat_of, tokens)
 
     def warm_masks(self, sms: int) -> None:
         """Compile and load what rows with masks need, on the padding seat."""

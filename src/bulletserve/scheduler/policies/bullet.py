@@ -31,7 +31,7 @@ from bulletserve.scheduler.once import once
 from bulletserve.scheduler.outlook import Batch, Outlook
 from bulletserve.scheduler.partition_search import balanced, cheapest, cut, mixed_within, splits_within
 from bulletserve.scheduler.policy import Forecaster
-from bulletserve.scheduler.prompt_order import PromptOrder, next_batch, tokens_left
+from bulletserve.scheduler.prompt_order import PromptOrder, next_batch
 from bulletserve.scheduler.queue_parts import QueueParts
 from bulletserve.scheduler.ways import Way, mixed, sliced, split
 
@@ -151,7 +151,7 @@ class _Decision:
             return ()
         entries = self._order.entries
         batch = entries[: next_batch(entries, self._batch_tokens)]
-        tokens = sum(tokens_left(entry) for entry in batch if not isinstance(entry, AdmittedEntry))
+        tokens = sum(entry.tokens_left for entry in batch if not isinstance(entry, AdmittedEntry))
         return admissions(snapshot, tokens, self._order.waiting) if tokens else ()
 
     @once
@@ -169,7 +169,7 @@ class _Decision:
         if self._snapshot.prefill is not None:
             return self._outlook.batch([(end - start, start) for start, end in self._snapshot.prefill.token_ranges])
         return self._outlook.batch(
-            [(min(tokens_left(entry), MAX_RANGE_TOKENS), entry.computed_tokens) for entry in self._to_open]
+            [(min(entry.tokens_left, MAX_RANGE_TOKENS), entry.computed_tokens) for entry in self._to_open]
         )
 
     @once
@@ -206,11 +206,11 @@ class _Decision:
         if self._decode.queued >= LANE_DEPTH:
             return Plan(because="decode is a step ahead")
         if not self._groups:
-            return Plan(starts=(DecodeStep("all", self._total),), because="no prompt waits: decode has the device")
+            return Plan(starts=(DecodeStep(self._total),), because="no prompt waits: decode has the device")
         share = self._groups[0].sms
         if share == self._total or self._decode.queued:
             return Plan(because="newcomers are about to join")
-        return Plan(starts=(DecodeStep("all", self._beside(share)),), because="beside the end of a batch")
+        return Plan(starts=(DecodeStep(self._beside(share)),), because="beside the end of a batch")
 
     @once
     def _groups(self) -> Sequence[StepUnderWay]:
@@ -245,7 +245,7 @@ class _Decision:
         because = f"{way.describe()}; due in {due_s * 1e3:.1f} ms, load {self._load:.2f}"
         if way.kind == "mixed":
             requests, ranges = prompt_ranges(self._snapshot, way.tokens, self._admitted)
-            return Plan(starts=(MixedStep(requests, ranges, "all", self._total),), because=because)
+            return Plan(starts=(MixedStep(requests, ranges, self._total),), because=because)
         group = self._group(self._total)
         if self._can_pause(group, way, due_s):
             return Plan(
@@ -253,13 +253,13 @@ class _Decision:
             )
         if way.kind == "sliced":
             ahead = self._decode.queued >= LANE_DEPTH
-            return Plan(starts=() if ahead else (DecodeStep("all", self._total),), because=because)
+            return Plan(starts=() if ahead else (DecodeStep(self._total),), because=because)
         group = group._replace(sms=way.partition.prefill_sms)
         if self._prefill.steps:
             return Plan(starts=(group,), because=because)
         starts: list[Start] = [group]
         if self._decode.queued < LANE_DEPTH:
-            starts.append(DecodeStep("all", way.partition.decode_sms))
+            starts.append(DecodeStep(way.partition.decode_sms))
         return Plan(starts=tuple(starts), because=because)
 
     def _decode_beside(self, because: str) -> Plan:
@@ -269,7 +269,7 @@ class _Decision:
         ahead = 1 if any(step.shape.sampled for step in groups) else LANE_DEPTH
         if not groups or self._decode.queued >= ahead or any(step.sms == self._total for step in groups):
             return Plan(because=because)
-        return Plan(starts=(DecodeStep("all", self._beside(groups[-1].sms)),), because=because)
+        return Plan(starts=(DecodeStep(self._beside(groups[-1].sms)),), because=because)
 
     def _busiest(self, pace_: Pace) -> Way:
         """The way that does the most work per second: nobody waits for a target, and many prompts wait."""
@@ -285,7 +285,7 @@ class _Decision:
         """Prompts for a mixed step, if there may be one."""
         if not (self._may_open_batch and self._decode.queued < LANE_DEPTH and "mixed" in self._options.ways):
             return []
-        return [(tokens_left(entry), entry.computed_tokens) for entry in self._admitted]
+        return [(entry.tokens_left, entry.computed_tokens) for entry in self._admitted]
 
     def _way(self, pace_: Pace, due_s: float, *, at_risk: bool) -> Way:
         """The cheapest way to run the next decode step that keeps the pace, else the balanced one. A step on the whole

@@ -48,7 +48,7 @@ class ChunkedPrefill(QueueParts):
         if requests:
             tokens = sum(end - start for start, end in ranges)
             return Plan(
-                starts=(MixedStep(requests, ranges, "all", whole),),
+                starts=(MixedStep(requests, ranges, whole),),
                 because=f"{tokens} prompt tokens beside {rows} rows",
             )
-        return Plan(starts=(DecodeStep("all", whole),) if rows else (), because="no prompt waits")
+        return Plan(starts=(DecodeStep(whole),) if rows else (), because="no prompt waits")
