@@ -39,7 +39,7 @@ SOAK_S ?= 60
 
 soak: SOAK_S = 600
 soak: setup ## ten minutes of abuse at twice what the server can do, and a hundred thousand fuzzed requests
-	BULLET_SOAK_S=$(SOAK_S) $(BIN)/python -m pytest -s --timeout 3600 tests/soak
+	HYPOTHESIS_PROFILE=explore BULLET_SOAK_S=$(SOAK_S) $(BIN)/python -m pytest -s --timeout 3600 tests/soak
 
 check: setup ## format, lint, types, import contracts, tests
 	$(BIN)/ruff format --check .
