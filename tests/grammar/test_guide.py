@@ -236,18 +236,45 @@ def test_without_a_tokenizer_every_grammar_is_an_error() -> None:
 
 
 def test_a_request_that_is_forgotten_while_its_grammar_compiles_leaves_nothing(walk: Walk) -> None:
-    gate = threading.Event()
-    answers = Answers()
+    begun, gate, answers = threading.Event(), threading.Event(), Answers()
     ready = walk.guide.make_vocabulary
 
     def slowly():
+        begun.set()
         gate.wait(20)
         return ready()
 
     guide = GrammarGuide(answers, slowly)
     guide.begin(1, choice_grammar(["yes"], "p"))
+    assert begun.wait(20)
     guide.forget(1)
     gate.set()
     answers.next()
     assert not guide._followed
+    guide.close()
+
+
+def test_nobody_waits_for_the_grammars_of_those_who_have_gone(walk: Walk, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled, begun, gate, answers = [], threading.Event(), threading.Event(), Answers()
+    ready, begin = walk.guide.make_vocabulary, GrammarGuide._begin
+
+    def slowly():
+        begun.set()
+        gate.wait(20)
+        return ready()
+
+    def told(guide: GrammarGuide, request_id: int, *rest: object) -> Masked:
+        compiled.append(request_id)
+        return begin(guide, request_id, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(GrammarGuide, "_begin", told)
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    guide = GrammarGuide(answers, slowly)
+    for request_id in (1, 2, 3):
+        guide.begin(request_id, choice_grammar(["yes"], "p"))
+    assert begun.wait(20)
+    guide.forget(2)
+    guide.begin(4, choice_grammar(["no"], "p"))
+    gate.set()
+    assert [answers.next().request_id for _ in range(3)] == compiled == [1, 3, 4]
     guide.close()

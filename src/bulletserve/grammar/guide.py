@@ -47,15 +47,15 @@ class GrammarGuide:
     def begin(self, request_id: int, grammar: str) -> None:
         """Compile a grammar and make its first mask."""
         followed = self._followed[request_id] = _Followed()
-        self._submit(request_id, lambda: self._begin(request_id, followed, grammar))
+        self._submit(request_id, followed, lambda: self._begin(request_id, followed, grammar))
 
     def follow(self, request_id: int, token: int) -> None:
         """Take a token in and make the next mask."""
         followed = self._followed[request_id]
-        self._submit(request_id, lambda: self._follow(request_id, followed, token))
+        self._submit(request_id, followed, lambda: self._follow(request_id, followed, token))
 
     def forget(self, request_id: int) -> None:
-        """Drop a request; what is under way for it is answered to nobody."""
+        """Drop a request; what is under way for it is answered to nobody, what is not begun is not done."""
         self._followed.pop(request_id, None)
 
     def warm(self) -> None:
@@ -69,12 +69,14 @@ class GrammarGuide:
         if self._workers is not None:
             self._workers.shutdown(wait=False, cancel_futures=True)
 
-    def _submit(self, request_id: int, work: Callable[[], Masked]) -> None:
+    def _submit(self, request_id: int, followed: _Followed, work: Callable[[], Masked]) -> None:
         if self._workers is None:
             threads = max(1, min(4, (os.cpu_count() or 1) // _CORES_PER_WORKER))
             self._workers = ThreadPoolExecutor(threads, thread_name_prefix="grammar")
 
         def answer() -> None:
+            if self._followed.get(request_id) is not followed:
+                return
             try:
                 made = work()
             except Exception as error:  # the request waits for an answer
