@@ -30,7 +30,7 @@ from bulletserve.profiling.meter import LOOK_S, Meter, Watch
 from tests.profiling.fake_device import FakeDevice
 
 SHAPES = Path(__file__).parents[2] / "benchmarks" / "shapes"
-LATTICE = Lattice.of_splits(132, tuple(Partition(132 - n, n) for n in (16, 24, 32, 48, 64, 80)))
+LATTICE = Lattice.of_splits(132, tuple(Partition(132 - n, n) for n in (16, 24, 32, 40, 48, 56, 64, 80)))
 
 
 class Card(FakeDevice):

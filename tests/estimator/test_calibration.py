@@ -116,7 +116,7 @@ def test_numbers_that_no_device_or_model_has(old: str, new: str, tmp_path: Path)
         Calibration.from_json(text.replace(old, new))
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "[]", "7", '{"format": 2, "parameters": []}'])
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "[]", "7", '{"format": 3, "parameters": []}'])
 def test_json_that_is_no_calibration(text: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text(text)
     with pytest.raises(ConfigError, match="no calibration"):

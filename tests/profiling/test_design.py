@@ -13,7 +13,7 @@ from bulletserve.profiling.points import DecodeLoad, Point, PromptLoad
 from bulletserve.profiling.scope import Scope, cpu_scope, gpu_scope
 from bulletserve.resources.cpu_threads import cpu_lattice
 
-H200 = Lattice.of_splits(132, tuple(Partition(132 - n, n) for n in (16, 24, 32, 48, 64, 80)))
+H200 = Lattice.of_splits(132, tuple(Partition(132 - n, n) for n in (16, 24, 32, 40, 48, 56, 64, 80)))
 
 
 def limits(lattice: Lattice, blocks: int = 50_000, seats: int = 280) -> Limits:

@@ -28,7 +28,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
 
 def test_the_lattice_holds_the_usual_splits_and_all_to_one_lane(driver: FakeDriver) -> None:
     manager = PartitionManager(0)
-    decode = (80, 64, 48, 32, 24, 16)
+    decode = (80, 64, 56, 48, 40, 32, 24, 16)
     assert manager.lattice.splits == tuple(Partition(132 - n, n) for n in decode)
     assert {Partition(132, 0), Partition(0, 132)} < set(manager.lattice.partitions)
     assert manager.mechanism == "green contexts"
@@ -102,7 +102,7 @@ def test_a_refused_call_is_a_named_error_and_what_was_built_is_kept_for_the_next
     assert driver.alive() == 4 * idle_splits()
     driver.fails.clear()
     PartitionManager(0)
-    assert driver.alive() == 4 * 6
+    assert driver.alive() == 4 * 8
 
 
 def idle_splits() -> int:
@@ -180,10 +180,10 @@ def test_a_gpu_too_small_to_split(monkeypatch: pytest.MonkeyPatch, caplog: pytes
 @pytest.mark.parametrize(
     ("pool", "shares"),
     [
-        (SmPool(132, 8, 8), (16, 24, 32, 48, 64, 80)),
-        (SmPool(114, 8, 8), (16, 24, 40, 56, 72)),
-        (SmPool(108, 4, 2), (14, 20, 26, 40, 52, 66)),
-        (SmPool(20, 4, 2), (4, 8, 10, 12)),
+        (SmPool(132, 8, 8), (16, 24, 32, 40, 48, 56, 64, 80)),
+        (SmPool(114, 8, 8), (16, 24, 32, 40, 48, 56, 72)),
+        (SmPool(108, 4, 2), (14, 20, 26, 32, 40, 46, 52, 66)),
+        (SmPool(20, 4, 2), (4, 6, 8, 10, 12)),
         (SmPool(16, 8, 8), (8,)),
         (SmPool(8, 8, 8), ()),
     ],
@@ -192,9 +192,9 @@ def test_the_usual_shares_are_scaled_to_the_gpu(pool: SmPool, shares: tuple[int,
     assert usual_shares(pool) == shares
 
 
-@pytest.mark.parametrize("shares", [(), (8, 16, 24, 32, 40, 48, 56), (0,), (132,), (129,)])
+@pytest.mark.parametrize("shares", [(), (8, 16, 24, 32, 40, 48, 56, 64, 72), (0,), (132,), (129,)])
 def test_shares_that_cannot_be_are_refused_with_what_can(driver: FakeDriver, shares: tuple[int, ...]) -> None:
-    with pytest.raises(ConfigError, match=r"16, 24, 32|give 1 to 6"):
+    with pytest.raises(ConfigError, match=r"16, 24, 32|give 1 to 8"):
         PartitionManager(0, shares)
     assert not driver.alive()
 

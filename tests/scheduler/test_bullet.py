@@ -13,6 +13,7 @@ from bulletserve.core.slo import Slo
 from bulletserve.core.snapshot import Limits
 from bulletserve.scheduler.policies import make_policy
 from bulletserve.scheduler.policies.bullet import Bullet
+from bulletserve.scheduler.queue_rules import PATIENCE_S
 from bulletserve.simulator.device import SimulatedDevice
 from bulletserve.simulator.run import Simulation, drain, prepare, submit
 from tests.scheduler.forecasters import Arithmetic, ArithmeticTruth
@@ -136,6 +137,16 @@ def test_nobody_starves_below_full_load(seed: int, beside: float) -> None:
         at_s += rng.expovariate(1.0) * 0.11
     simulation, _ = serve(requests, physics)
     assert max(answer.ttft_s for answer in simulation.collector.answers.values()) < STARVATION_BOUND_S
+
+
+@pytest.mark.parametrize("policy", ["bullet", "chunked_prefill:budget=512,ordering=slack,admission=triage"])
+@pytest.mark.parametrize("slo", [Slo("best_effort"), Slo("hopeless", 0.001, 0.05), Slo("hard", 1.0, 0.05)])
+def test_a_long_prompt_that_is_overdue_does_not_wait_for_a_quiet_moment(policy: str, slo: Slo) -> None:
+    """At even gaps with nine tenths of its time for prompts that are in time, the device never has one."""
+    short = [Request(i, range(800), 5, i * 0.089, slo=Slo("short", 0.3, 0.05)) for i in range(500)]
+    simulation, _ = serve([*short, Request(500, range(3000), 2, 0.95, slo=slo)], Arithmetic(), policy)
+    due_s = PATIENCE_S if slo.ttft_s is None else slo.ttft_s
+    assert simulation.collector.answers[500].ttft_s < due_s + PATIENCE_S + 2.0
 
 
 def test_decode_pauses_only_as_long_as_it_may() -> None:

@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 from bulletserve.core.slo import NO_DEADLINE_S
 from bulletserve.core.snapshot import MAX_RANGE_TOKENS, AdmittedEntry, WaitingEntry
 from bulletserve.scheduler.outlook import Outlook
-from bulletserve.scheduler.prompt_order import PREFILL_SPEED, in_given_order, most_in_time, next_batch
+from bulletserve.scheduler.prompt_order import (
+    PREFILL_SPEED,
+    TURN_EVERY_S,
+    TURN_S,
+    in_given_order,
+    most_in_time,
+    next_batch,
+)
+from bulletserve.scheduler.queue_rules import PATIENCE_S
 from tests.scheduler.forecasters import FORECASTS
 from tests.scheduler.test_plan_check import SNAPSHOT
 
@@ -53,6 +61,25 @@ def test_the_longest_in_the_way_waits_then_those_who_are_late() -> None:
     given_order = in_given_order(snapshot, Outlook(snapshot, FORECASTS))
     assert [e.request_id for e in given_order.entries] == [0, 1, 2, 9]
     assert given_order.load > 1 > order.load
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 100)), max_size=6), st.floats(100.0, 103.0))
+@settings(deadline=None, derandomize=True, database=None)
+def test_who_is_overdue_for_long_goes_first_for_a_part_of_each_second(
+    asked: list[tuple[int, int]], now_s: float
+) -> None:
+    waiting = tuple(entry(n, tokens, now_s + due * TOKEN_S) for n, (tokens, due) in enumerate(asked))
+    long = now_s - PATIENCE_S
+    late = (entry(7, 5, long - 1.0), entry(8, 5, long + 1.0))
+    patient = entry(9, 1000, NO_DEADLINE_S)
+    snapshot = EMPTY._replace(waiting=(patient, *waiting), late=late, now_s=now_s)
+    order = [e.request_id for e in most_in_time(snapshot, Outlook(snapshot, FORECASTS)).entries]
+    assert sorted(order) == sorted([*range(len(asked)), 7, 8, 9])
+    if now_s % TURN_EVERY_S < TURN_S:
+        assert set(order[: order.index(7)]) <= {9}  # which sorts first by itself, or is behind for making others late
+        assert order[-1] == 8
+    else:
+        assert order[-2:] == [7, 8]
 
 
 def test_priority_goes_before_the_deadline_and_no_deadline_means_patience() -> None:

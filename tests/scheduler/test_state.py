@@ -344,6 +344,22 @@ def test_aborting_whom_nobody_knows_changes_nothing() -> None:
     assert hands.state.take_output(0.0) is None
 
 
+def test_after_an_idle_while_decode_is_free_since_its_first_row_joined() -> None:
+    hands = Hands()
+    hands.decoding(1, (1, 2), max_tokens=2)
+    hands.end(hands.start(DECODE), 7)
+    before_s = hands.snapshot.decode_lane.free_s
+    hands.now_s += 100.0
+    hands.arrive(2, (1, 2))
+    hands.admit(2)
+    hands.end(hands.prefill(2), 7)
+    assert hands.snapshot.decode_lane.free_s == hands.now_s > before_s + 99.0
+    joined_s = hands.now_s
+    hands.now_s += 1.0
+    hands.decoding(3, (1, 2))
+    assert hands.snapshot.decode_lane.free_s == joined_s, "only the first"
+
+
 def test_a_snapshot_shows_the_steps_under_way_and_since_when() -> None:
     hands = Hands()
     hands.decoding(0, range(5))

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from bulletserve.core.correction import NO_CORRECTION, NO_ERRORS
 from bulletserve.core.operators import StepShape
 from bulletserve.core.partition import Partition
 from bulletserve.core.plan import Lane
@@ -32,7 +33,7 @@ def test_steps_alone_and_mixed_are_compared_with_their_own_forecast(device: Esti
     for lane, (shape, seconds) in alone.items():
         for at in range(80):
             watch.ended(lane, shape, TOTAL, at * 1.0, at * 1.0 + 1.2 * seconds, None)
-    assert watch.correction == pytest.approx((1.0, 1.2, 1.2), rel=0.01)
+    assert watch.correction == pytest.approx((1.0, 1.2, 1.2, 1.0, 1.0), rel=0.01)
     assert watch.errors.prefill == 0.0 < watch.errors.decode < 0.1
 
 
@@ -64,10 +65,36 @@ def test_a_neighbour_that_begins_and_ends_in_between_is_no_error(device: Estimat
         current = StepUnderWay(PREFILL, SPLIT.prefill_sms, group_began) if group_began <= now else None
         watch.ended(Lane.DECODE, DECODE, SPLIT.decode_sms, began, now, current)
     assert watch.correction.decode == pytest.approx(factor, rel=0.02)
+    assert watch.correction.decode_beside == pytest.approx(factor, rel=0.02)
+
+
+def test_a_group_beside_several_decode_steps_is_compared_with_all_of_them(device: Estimator) -> None:
+    watch = StepWatch(device)
+    prefill = device.predict(PREFILL, SPLIT, DECODE).seconds
+    for turn in range(60):
+        at, part = turn * 1.0, prefill / 4
+        for number in range(4):
+            watch.ended(Lane.DECODE, DECODE, SPLIT.decode_sms, at + number * part, at + (number + 1) * part, None)
+        watch.ended(Lane.PREFILL, PREFILL, SPLIT.prefill_sms, at, at + prefill, None)
+    assert watch.errors.prefill_beside < 1e-6 and watch.errors.prefill == 0.0
+    assert watch.correction.prefill_beside == 1.0
+
+
+def test_steps_beside_another_have_a_correction_of_their_own(device: Estimator) -> None:
+    watch = StepWatch(device)
+    alone = device.predict(DECODE, Partition(SPLIT.decode_sms, SPLIT.decode_sms)).seconds
+    beside = device.predict(DECODE, SPLIT, PREFILL).seconds
+    for turn in range(120):
+        at = turn * 1.0
+        watch.ended(Lane.DECODE, DECODE, SPLIT.decode_sms, at, at + alone, None)
+        current = StepUnderWay(PREFILL, SPLIT.prefill_sms, at + 0.5)
+        watch.ended(Lane.DECODE, DECODE, SPLIT.decode_sms, at + 0.5, at + 0.5 + 1.2 * beside, current)
+    assert watch.correction.decode == 1.0
+    assert watch.correction.decode_beside == pytest.approx(1.2, rel=0.01)
 
 
 def test_times_that_are_none_are_no_news(device: Estimator) -> None:
     watch = StepWatch(device)
     watch.ended(Lane.DECODE, DECODE, TOTAL, 1.0, 1.0, None)
     watch.ended(Lane.DECODE, DECODE, TOTAL, 2.0, 1.0, None)
-    assert watch.correction == (1.0, 1.0, 1.0) and watch.errors == (0.0, 0.0, 0.0)
+    assert watch.correction == NO_CORRECTION and watch.errors == NO_ERRORS

@@ -19,7 +19,7 @@ CUDA_TORCH = "pip install --force-reinstall --index-url https://download.pytorch
 GPU_MEMORY_UTILIZATION = 0.9
 """Share of a card's memory that an engine takes unless told otherwise."""
 
-MOST_DECODE_SHARES = 6
+MOST_DECODE_SHARES = 8
 """Every share costs a set of CUDA graphs, captured before the engine is ready."""
 
 

@@ -185,7 +185,8 @@ class StepUnderWay(NamedTuple):
 
 class LaneState(NamedTuple):
     """A lane's queue: steps started and not finished, in order (a mixed step is on both lanes), the share of the last
-    one started and whether it was mixed, and when a step last ended: together, what a policy chose last."""
+    one started and whether it was mixed, and when a step last ended (or, of decode, its first row joined, if that was
+    later): together, what a policy chose last."""
 
     steps: tuple[StepUnderWay, ...] = ()
     sms: int = 0

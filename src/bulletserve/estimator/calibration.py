@@ -19,7 +19,7 @@ from bulletserve.core.partition import MOST_SMS
 from bulletserve.core.shapes import ModelShape
 from bulletserve.estimator.parameters import Parameters, is_count, is_number
 
-FORMAT = 2
+FORMAT = 3
 """1 had constants of contention that meant something else."""
 
 NOT_ALL = "not all was measured"

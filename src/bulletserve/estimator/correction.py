@@ -1,4 +1,4 @@
-"""What observed steps say about forecasts: one bounded ratio for each kind of step.
+"""What observed steps say about forecasts: one bounded ratio for each kind of step, alone and beside another.
 
 Knows nothing about why a forecast was wrong (a neighbour on the card, a hot room, a foreign model). Observed is
 log(observed / forecast), where the forecast is the uncorrected one: what is planned with the ratio does not feed back
@@ -29,6 +29,13 @@ _SURPRISE = 0.1  # most that one observation may differ from a mean, as a logari
 _ERROR_GAIN = 0.02  # for the error that is told, about the last hundred steps
 
 _LOW, _HIGH = log(LEAST), log(MOST)
+
+_NAMES: dict[Kind, tuple[str, ...]] = {
+    "prefill": ("prefill", "prefill_beside"),
+    "decode": ("decode", "decode_beside"),
+    "mixed": ("mixed",),
+}
+"""The ratios of a kind: alone first, then beside."""
 
 
 class _Ratio:
@@ -68,7 +75,7 @@ class Corrector:
     """Keeps the ratios. One thread; what it publishes is immutable and the same object until it changes."""
 
     def __init__(self) -> None:
-        self._ratios: dict[Kind, _Ratio] = {"prefill": _Ratio(), "decode": _Ratio(), "mixed": _Ratio()}
+        self._ratios = {name: _Ratio() for name in Correction._fields}
         self._published = Correction()
 
     @property
@@ -78,18 +85,25 @@ class Corrector:
 
     @property
     def errors(self) -> Correction:
-        """By kind of step, the mean |observed / corrected forecast - 1| of about the last hundred."""
-        return Correction(*(self._ratios[kind].error for kind in ("prefill", "decode", "mixed")))
+        """For each ratio, the mean |observed / corrected forecast - 1| of about the last hundred steps."""
+        return Correction(*[ratio.error for ratio in self._ratios.values()])
 
     @property
     def mean_errors(self) -> dict[Kind, float]:
-        """As `errors`, the plain mean over all steps so far, of the kinds of which there were any."""
-        return {kind: ratio.errors / ratio.steps for kind, ratio in self._ratios.items() if ratio.steps}
+        """By kind of step, the plain mean over all steps so far, alone or not, of the kinds of which there were any."""
+        found: dict[Kind, float] = {}
+        for kind, names in _NAMES.items():
+            ratios = [self._ratios[name] for name in names]
+            if steps := sum(ratio.steps for ratio in ratios):
+                found[kind] = sum(ratio.errors for ratio in ratios) / steps
+        return found
 
-    def observe(self, kind: Kind, forecast_s: float, observed_s: float) -> None:
-        """A step ended: its uncorrected forecast, and how long it took. What cannot be a time is ignored."""
+    def observe(self, kind: Kind, forecast_s: float, observed_s: float, *, beside: bool = False) -> None:
+        """A step ended, beside one of the other lane or not: its uncorrected forecast, and how long it took. What
+        cannot be a time is ignored."""
         if not (0.0 < forecast_s < inf and 0.0 < observed_s < inf):
             return
-        ratio = self._ratios[kind]
+        name = _NAMES[kind][-1 if beside else 0]
+        ratio = self._ratios[name]
         if ratio.observe(log(observed_s) - log(forecast_s)):
-            self._published = self._published._replace(**{kind: min(MOST, max(LEAST, exp(ratio.published)))})
+            self._published = self._published._replace(**{name: min(MOST, max(LEAST, exp(ratio.published)))})

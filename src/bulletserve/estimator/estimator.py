@@ -149,22 +149,27 @@ class Estimator:
 
 def forecast(constants: Parameters, own: Roofs) -> Forecast:
     """The forecast of a step with nothing beside it."""
-    return _explained(constants, own, allowed_clock(constants, ((own, ALONE),)), 0, 1.0)
+    return _explained(constants, own, allowed_clock(constants, ((own, ALONE),)), 0, 1.0, own.launch_s)
 
 
 def forecast_pair(constants: Parameters, one: Roofs, other: Roofs) -> tuple[Forecast, Forecast]:
     """The forecasts of two steps beside each other, each on the SMs that its roofs were made for."""
-    running = (one, beside(constants, other)), (other, beside(constants, one))
-    clock = allowed_clock(constants, running)
+    by_one, by_other = beside(constants, one), beside(constants, other)
+    clock = allowed_clock(constants, ((one, by_other), (other, by_one)))
     share = one.sms / (one.sms + other.sms)
-    return _explained(constants, one, clock, 0, share), _explained(constants, other, clock, 1, 1.0 - share)
+    return (
+        _explained(constants, one, clock, 0, share, one.launch_s * (1.0 + by_other[-1])),
+        _explained(constants, other, clock, 1, 1.0 - share, other.launch_s * (1.0 + by_one[-1])),
+    )
 
 
-def _explained(constants: Parameters, own: Roofs, clock: Clock, lane: int, static_share: float) -> Forecast:
+def _explained(
+    constants: Parameters, own: Roofs, clock: Clock, lane: int, static_share: float, launch_s: float
+) -> Forecast:
     """The forecast of the step that is `lane` among those that `clock` was found for."""
     ratio, watts, bodies_s, tops_s = clock
     body_s, top_s = bodies_s[lane], tops_s[lane]
-    seconds = max(body_s + own.launch_s, own.least_s)
+    seconds = max(body_s + launch_s, own.least_s)
     dynamic_j = own.sm_j * ratio**constants.voltage + own.memory_j
     return Forecast(
         seconds,

@@ -85,7 +85,7 @@ def _draw(constants: Parameters, running: Running, ratio: float) -> _Draw:
         by_c, by_s = clock_c >= loads_c, clock_s >= loads_s
         factors = clock_c if by_c else loads_c, clock_s if by_s else loads_s, slow_d
         body_s, with_c, with_s = body_at(step.rows, factors, knee, overlap)
-        seconds, sm_j = body_s + step.launch_s, step.sm_j * falls_j
+        seconds, sm_j = body_s + step.launch_s * (1.0 + wait_s), step.sm_j * falls_j
         waits = seconds < step.least_s
         if waits:
             seconds = step.least_s

@@ -11,7 +11,8 @@ sum of its operators and a launch constant per layer; large steps, launched one 
 
 Beside another step D has what bandwidth is left. C and S wait for loads that come back later, the more so the busier
 the neighbour keeps the memory or its SMs; the clock does not change that. So an SM goes at the pace of its clock or of
-its loads, whichever is slower: where the cap has the clock at 0.7, what the neighbour does to loads is hidden.
+its loads, whichever is slower: where the cap has the clock at 0.7, what the neighbour does to loads is hidden. A kernel
+that starts and drains does nothing but wait for loads: launches take longer by as much as loads do.
 """
 
 from collections.abc import Iterable

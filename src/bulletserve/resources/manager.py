@@ -22,17 +22,17 @@ from bulletserve.resources.green_context import SmPool, put_back, sm_pool, take_
 
 _log = logging.getLogger(__name__)
 
-MOST_SPLITS = 6
+MOST_SPLITS = 8
 _USUAL_TOTAL = 132
-_USUAL_DECODE_SHARES = (16, 24, 32, 48, 64, 80)
+_USUAL_DECODE_SHARES = (16, 24, 32, 40, 48, 56, 64, 80)
 
 
 class PartitionManager:
     """Streams for the partitions of GPU `device_index`.
 
-    `decode_shares` are SM counts to ask for, at most six; None takes the usual ones, scaled to the GPU. `lattice` holds
-    what was granted, `mechanism` what enforces it. Raises `ConfigError` without a usable GPU or for shares that cannot
-    be, `DeviceError` if the driver refuses.
+    `decode_shares` are SM counts to ask for, at most eight; None takes the usual ones, scaled to the GPU. `lattice`
+    holds what was granted, `mechanism` what enforces it. Raises `ConfigError` without a usable GPU or for shares that
+    cannot be, `DeviceError` if the driver refuses.
     """
 
     def __init__(self, device_index: int = 0, decode_shares: Sequence[int] | None = None) -> None:

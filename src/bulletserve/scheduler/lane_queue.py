@@ -48,6 +48,11 @@ class LaneQueues:
                 first = StepUnderWay(shape, sms, finished_s)
                 self.states[lane] = LaneState((first, *steps[1:]), last_sms, mixed, free_s)
 
+    def rested(self, lane: Lane, now_s: float) -> None:
+        """There was nothing to do for a lane, and now there is: nobody has waited for it."""
+        if not self.states[lane].steps:
+            self.states[lane] = self.states[lane]._replace(free_s=now_s)
+
 
 def shape_of(start: Start, num_layers: int, finishing: int = 0, rows: int = 0, context_tokens: int = 0) -> StepShape:
     """The work in a step; counts as in `LaneQueues.start`, 0 where the step has none of them."""

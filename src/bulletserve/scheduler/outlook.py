@@ -36,7 +36,7 @@ class Outlook:
     def seconds(self, shape: StepShape, partition: Partition, beside: StepShape | None = None) -> float:
         """How long a step takes on its lane's share, by itself or beside another."""
         found = self._estimator.predict(shape, partition, beside)
-        return found.seconds * self._snapshot.correction.of(shape.kind)
+        return found.seconds * self._snapshot.correction.of(shape.kind, beside=beside is not None)
 
     @once
     def decode(self) -> StepShape:

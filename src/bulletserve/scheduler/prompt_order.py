@@ -3,7 +3,8 @@
 Knows nothing about partitions. Earliest deadline first keeps all targets whenever that can be done. When it cannot,
 the longest prompt in the way of the others waits behind them (Moore's and Hodgson's rule, which leaves the fewest late
 on one machine), and behind it those for whom it is too late. They wait only for work that is in time: below full load
-there are moments without any, and then they run. A long prompt with time to spare lets shorter ones pass.
+there are moments without any, and then they run. Where there is no such moment for long, they have one in each second.
+A long prompt with time to spare lets shorter ones pass.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,10 @@ PREFILL_SPEED = 0.9
 GIVES_WAY = 0.5
 """A prompt of more than one token range lets shorter ones pass while it will end within this part of the time up to its
 deadline: they wait for a range of it instead of for all."""
+
+TURN_EVERY_S = 1.0
+TURN_S = 0.125
+"""Who has been overdue for longer than the patience goes first in so much of every second: a batch or two."""
 
 Entry = WaitingEntry | AdmittedEntry
 
@@ -89,7 +94,18 @@ def most_in_time(snapshot: Snapshot, outlook: Outlook) -> PromptOrder:
         if work_s > load * (deadline_s - now_s):
             load = work_s / (deadline_s - now_s)
     in_time = _let_pass(in_time, free_s, now_s)
-    return PromptOrder((*[place[-1] for place in in_time], *[place[-1] for place in dropped], *snapshot.late), load)
+    behind = [*[place[-1] for place in dropped], *snapshot.late]
+    if behind and now_s % TURN_EVERY_S < TURN_S:
+        overdue = [entry for entry in behind if _due_s(entry) + PATIENCE_S < now_s]
+        if overdue:
+            behind = [entry for entry in behind if entry not in overdue]
+            return PromptOrder((*overdue, *[place[-1] for place in in_time], *behind), load)
+    return PromptOrder((*[place[-1] for place in in_time], *behind), load)
+
+
+def _due_s(entry: Entry) -> float:
+    """The deadline, or when the patience of a request without one ends."""
+    return entry.deadline_s if entry.deadline_s < NO_DEADLINE_S else entry.arrival_s + PATIENCE_S
 
 
 def _most_in_time(queue: list[_Place], free_s: float) -> tuple[list[_Place], list[_Place]]:

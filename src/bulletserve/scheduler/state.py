@@ -150,7 +150,7 @@ class State:
         elif job.phase is Phase.WAITING:
             self.waiting.add(job, self.correction)
         else:
-            self.decoding.join(job, now_s)
+            self._join(job, now_s)
             self._masked.riding[job.id] = job
 
     def _step_done(self, done: StepDone, now_s: float) -> None:
@@ -203,7 +203,7 @@ class State:
             if job.phase is Phase.PREFILLING:
                 self.prompts.drawn(job)
                 if not job.masked:
-                    self.decoding.join(job, now_s)
+                    self._join(job, now_s)
         for job in step.masked:
             if not job.ended:
                 self._masked.drawn(job)
@@ -385,7 +385,12 @@ class State:
                 step.lasts.append(job)
             elif join and not (job.ended or job.masked):
                 self.prompts.drawn(job)
-                self.decoding.join(job, now_s)
+                self._join(job, now_s)
+
+    def _join(self, job: Job, now_s: float) -> None:
+        if not len(self.decoding):
+            self.lane_queues.rested(Lane.DECODE, now_s)
+        self.decoding.join(job, now_s)
 
     def take_output(self, now_s: float) -> Output | None:
         """What happened since the last call, for the requests' owners; None if nothing did."""

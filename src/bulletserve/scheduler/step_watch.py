@@ -2,9 +2,10 @@
 
 Knows nothing about requests or plans. A step's neighbour may change while it runs. Each part of its time is compared
 with the forecast beside the neighbour of that part: in t_i of T_i seconds it does t_i / T_i of its work, so it should
-have taken the sum of t_i over the sum of t_i / T_i.
+have taken the sum of t_i over the sum of t_i / T_i. A step counts as one beside another if that ran for most of it.
 """
 
+from collections import deque
 from typing import NamedTuple
 
 from bulletserve.core.correction import Correction
@@ -17,6 +18,9 @@ from bulletserve.scheduler.policy import Forecaster
 
 _LEAST_PART = 0.02
 """A neighbour of less than this share of a step's time is left out."""
+
+_KEPT = 64
+"""Steps of a lane that are kept after their end: no step of the other lane outlasts so many."""
 
 
 class _Ran(NamedTuple):
@@ -32,7 +36,7 @@ class StepWatch:
     def __init__(self, estimator: Forecaster) -> None:
         self._estimator = estimator
         self._corrector = Corrector()
-        self._last: dict[Lane, _Ran] = {}
+        self._ended: dict[Lane, deque[_Ran]] = {lane: deque(maxlen=_KEPT) for lane in Lane}
 
     @property
     def correction(self) -> Correction:
@@ -53,16 +57,18 @@ class StepWatch:
         self, lane: Lane, shape: StepShape, sms: int, began_s: float, ended_s: float, beside: StepUnderWay | None
     ) -> None:
         """A step of `lane` ran on `sms` from `began_s` to `ended_s`; `beside` is what the other lane now runs."""
-        before = self._last.get(Lane.DECODE if lane is Lane.PREFILL else Lane.PREFILL)
-        self._last[lane] = _Ran(shape, sms, began_s, ended_s)
+        others = self._ended[Lane.DECODE if lane is Lane.PREFILL else Lane.PREFILL]
+        self._ended[lane].append(_Ran(shape, sms, began_s, ended_s))
         seconds = ended_s - began_s
         if seconds <= 0.0:
             return
         alone_s, done = seconds, 0.0
         if shape.kind != "mixed":
             parts = []
-            if before is not None:
-                parts.append((before.shape, before.sms, min(ended_s, before.ended_s) - max(began_s, before.began_s)))
+            for ran in reversed(others):
+                if ran.ended_s <= began_s:
+                    break
+                parts.append((ran.shape, ran.sms, min(ended_s, ran.ended_s) - max(began_s, ran.began_s)))
             if beside is not None:
                 parts.append((beside.shape, beside.sms, ended_s - max(began_s, beside.since_s)))
             for other, other_sms, part_s in parts:
@@ -73,4 +79,4 @@ class StepWatch:
         if alone_s > _LEAST_PART * seconds:
             done += alone_s / self._estimator.predict(shape, Partition(sms, sms)).seconds
         if done > 0.0:
-            self._corrector.observe(shape.kind, seconds / done, seconds)
+            self._corrector.observe(shape.kind, seconds / done, seconds, beside=alone_s < 0.5 * seconds)

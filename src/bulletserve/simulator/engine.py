@@ -17,7 +17,7 @@ BLOCK_SIZE = 16
 CACHE_TOKENS = 869_936
 """What one H200 holds beside Llama-3.1-8B at the default share of its memory (benchmarks/results/gpu_start.json)."""
 
-_USUAL_SHARES, _USUAL_TOTAL, _STEP = (16, 24, 32, 48, 64, 80), 132, 8
+_USUAL_SHARES, _USUAL_TOTAL, _STEP = (16, 24, 32, 40, 48, 56, 64, 80), 132, 8
 _GROUP_S = 8e-3
 _BATCH_TOKENS_PER_SM = 16
 _ONE_GROUP_TOKENS = 512
