@@ -78,17 +78,30 @@ class Outlook:
         """Until the decode lane has run what it has."""
         return self._left_s(self._snapshot.decode_lane, self._snapshot.prefill_lane)
 
-    @property
+    @once
     def both_left_s(self) -> float:
-        """Until a step on the whole device could begin."""
-        return max(self.prefill_left_s, self.decode_left_s)
+        """Until a step on the whole device could begin: those that have all of it run one after the other, whichever
+        lane they are on."""
+        prefill, decode = self._snapshot.prefill_lane, self._snapshot.decode_lane
+        shared_s, alone_s = [0.0, 0.0], 0.0
+        for place, (lane, other) in enumerate(((prefill, decode), (decode, prefill))):
+            for step, left_s in zip(lane.steps, self._each_left_s(lane, other), strict=True):
+                if step.sms < self.total_sms or step.shape.kind == "mixed":
+                    shared_s[place] += left_s
+                else:
+                    alone_s += left_s
+        return alone_s + max(shared_s)
 
     def _left_s(self, lane: LaneState, other: LaneState) -> float:
+        return sum(self._each_left_s(lane, other))
+
+    def _each_left_s(self, lane: LaneState, other: LaneState) -> list[float]:
+        """Of each step of a lane, by itself."""
         if not lane.steps:
-            return 0.0
+            return []
         beside = other.steps[0] if other.steps else None
         first, *others = [self._under_way_s(step, beside) for step in lane.steps]
-        return max(0.0, first - (self._snapshot.now_s - lane.steps[0].since_s)) + sum(others)
+        return [max(0.0, first - (self._snapshot.now_s - lane.steps[0].since_s)), *others]
 
     def _under_way_s(self, step: StepUnderWay, beside: StepUnderWay | None) -> float:
         shape, sms = step.shape, step.sms

@@ -46,6 +46,14 @@ NEED_MARGIN = 1.5
 HYSTERESIS = 0.05
 """What is being done is left for something cheaper by this part at least."""
 
+MIXED_LONGER = 1.25
+"""A mixed step may take so many times what other steps may: chunks come in tiles, and where targets are tight a step
+has room for one tile or, with this, for two."""
+
+SPLIT_LOSS = 0.1
+"""What a split costs beyond its price: decode steps on all SMs that are still running as a batch begins, and those on a
+share that outlast it. Simulated, 8 to 10 % of its price in batches of ten decode steps; a mixed step has none of it."""
+
 SURELY_FREE = 0.01
 """So far below nothing, in parts of the longest step, a price is below that of every split: prefill on a share or
 beside decode is never faster than alone on all SMs, but for the last digits of forecasts (`estimator/power`: 4e-5)."""
@@ -60,7 +68,7 @@ class Bullet(QueueParts):
     """`ways`: those to consider, joined by +. `pause`: whether decode may wait while it has slack.
 
     `margin`: the part of a TPOT target that is kept in reserve. `longest_gap`: most time between two tokens of a
-    running answer, in parts of its TPOT target.
+    running answer, in parts of its TPOT target (`MIXED_LONGER` times that where a mixed step lies between them).
     """
 
     ordering: str = "slack"
@@ -228,7 +236,6 @@ class _Decision:
         if self._prefill.queued >= LANE_DEPTH:
             return self._decode_beside("prefill is a step ahead")
         outlook = self._outlook
-        last_token_s = outlook.decode_left_s if self._decode.steps else self._decode.free_s - self._snapshot.now_s
         pace_ = pace(
             self._snapshot,
             outlook.decode_alone_s,
@@ -236,14 +243,12 @@ class _Decision:
             self._options.margin,
             backlog=self._backlog,
         )
-        at_risk = self._load > AT_RISK
-        due_s = min(
-            pace_.due_s + (pace_.allowance_s if at_risk else 0.0),
-            last_token_s + self._options.longest_gap * pace_.interval_s,
-        )
-        way = self._busiest(pace_) if self._backlog else self._way(pace_, due_s, at_risk=at_risk)
+        due_s = self._due_s(pace_)
+        way = self._busiest(pace_) if self._backlog else self._way(pace_)
         because = f"{way.describe()}; due in {due_s * 1e3:.1f} ms, load {self._load:.2f}"
         if way.kind == "mixed":
+            if self._decode.queued >= LANE_DEPTH:
+                return Plan(because="next, " + because)
             requests, ranges = prompt_ranges(self._snapshot, way.tokens, self._admitted)
             return Plan(starts=(MixedStep(requests, ranges, self._total),), because=because)
         group = self._group(self._total)
@@ -261,6 +266,24 @@ class _Decision:
         if self._decode.queued < LANE_DEPTH:
             starts.append(DecodeStep(way.partition.decode_sms))
         return Plan(starts=tuple(starts), because=because)
+
+    @property
+    def _at_risk(self) -> bool:
+        return self._load > AT_RISK
+
+    def _due_s(self, pace_: Pace, longer: float = 1.0) -> float:
+        """When the next decode step must have ended: by the answers' slack, and `longer` times the longest gap after
+        their last token."""
+        last_token_s = self._outlook.decode_left_s if self._decode.steps else self._decode.free_s - self._snapshot.now_s
+        return min(
+            pace_.due_s + (pace_.allowance_s if self._at_risk else 0.0),
+            last_token_s + longer * self._options.longest_gap * pace_.interval_s,
+        )
+
+    def _limit_s(self, pace_: Pace, longer: float = 1.0) -> float:
+        """How long the next decode step may take from its start."""
+        longest_s = longer * pace_.interval_s * (self._options.longest_gap if self._at_risk else 1.0)
+        return min(max(self._due_s(pace_, longer) - self._outlook.decode_left_s, pace_.limit_s), longest_s)
 
     def _decode_beside(self, because: str) -> Plan:
         """Decode beside what the prefill lane has; a step that has the whole device is waited for. While prompts are
@@ -282,17 +305,16 @@ class _Decision:
 
     @property
     def _mixable(self) -> list[tuple[int, int]]:
-        """Prompts for a mixed step, if there may be one."""
-        if not (self._may_open_batch and self._decode.queued < LANE_DEPTH and "mixed" in self._options.ways):
+        """Prompts for a mixed step, if there may be one, now or as soon as decode is no longer a step ahead."""
+        if not (self._may_open_batch and "mixed" in self._options.ways):
             return []
         return [(entry.tokens_left, entry.computed_tokens) for entry in self._admitted]
 
-    def _way(self, pace_: Pace, due_s: float, *, at_risk: bool) -> Way:
+    def _way(self, pace_: Pace) -> Way:
         """The cheapest way to run the next decode step that keeps the pace, else the balanced one. A step on the whole
         device waits for what the prefill lane has, longer than one on a share would: that counts as a part of it."""
         options, outlook, snapshot = self._options, self._outlook, self._snapshot
-        longest_s = pace_.interval_s * (options.longest_gap if at_risk else 1.0)
-        limit_s = min(max(due_s - outlook.decode_left_s, pace_.limit_s), longest_s)
+        limit_s = self._limit_s(pace_)
         wait_s = outlook.both_left_s - outlook.decode_left_s
         splits = snapshot.limits.lattice.splits if "split" in options.ways else ()
         split_ways: list[Way] | None = None
@@ -300,13 +322,14 @@ class _Decision:
         prompts = self._mixable
         if prompts:
             most = MAX_BATCH_TOKENS - snapshot.decode_rows
+            longest_s = self._limit_s(pace_, MIXED_LONGER) - wait_s
 
             def most_price_s() -> float:
                 nonlocal split_ways
                 split_ways = splits_within(outlook, self._batch, splits, limit_s, self._decode.sms)
-                return split_ways[0].price_s / (1.0 - HYSTERESIS) if split_ways else inf
+                return split_ways[0].price_s * (1.0 + SPLIT_LOSS) / (1.0 - HYSTERESIS) if split_ways else inf
 
-            mixed_ways = mixed_within(outlook, prompts, snapshot.decode_rows, most, limit_s - wait_s, most_price_s)
+            mixed_ways = mixed_within(outlook, prompts, snapshot.decode_rows, most, longest_s, most_price_s)
             if mixed_ways and mixed_ways[0].price_s < -SURELY_FREE * limit_s:
                 return mixed_ways[0]  # no other way costs less than nothing, and what each costs need not be known
         if split_ways is None:
@@ -315,7 +338,7 @@ class _Decision:
         if ways:
             if "sliced" in options.ways and outlook.decode_alone_s + wait_s <= limit_s:
                 ways.append(sliced(outlook))
-            return cheapest(ways, self._discount)
+            return cheapest(ways, self._with_loss)
         ways = [*(split(outlook, self._batch, partition) for partition in splits), sliced(outlook)]
         if prompts:
             ways.append(mixed(outlook, cut(prompts, self._batch_tokens)))
@@ -328,6 +351,10 @@ class _Decision:
         else:
             same = way.partition.decode_sms == self._decode.sms
         return 1.0 - HYSTERESIS if same else 1.0
+
+    def _with_loss(self, way: Way) -> float:
+        """The discount, and what a split loses when its batch begins and ends. A backlog has no such ends."""
+        return self._discount(way) * (1.0 + SPLIT_LOSS if way.kind == "split" else 1.0)
 
     def _can_pause(self, group: PrefillGroup, way: Way, due_s: float) -> bool:
         """Whether a group on the whole device leaves time for a decode step before one is due. With a backlog there is
