@@ -113,7 +113,8 @@ class EndingGuide(SlowGuide):
     ("what", "reason"),
     [
         (Masked(0, over=True), FinishReason.STOP),
-        (Masked(0, error="the grammar could not be followed"), FinishReason.ERROR),
+        (Masked(0, error="the grammar cannot be followed beyond 3 tokens"), FinishReason.REFUSED),
+        (Masked(0, error="the log says more", ours=True), FinishReason.ERROR),
     ],
 )
 def test_a_grammar_that_is_complete_or_broken_ends_its_answer(what: Masked, reason: FinishReason) -> None:

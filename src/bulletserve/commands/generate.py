@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the prompts' answers in order, and a line of figures to standard error."""
+    """Print the prompts' answers in order, and a line of figures to standard error. Raises what ended one of them."""
     params = SamplingParams(
         temperature=options.temperature,
         top_p=options.top_p,
@@ -54,4 +54,7 @@ def run(options: argparse.Namespace) -> int:
         print(answer.text)
     tokens = sum(len(answer.token_ids) for answer in answers)
     print(f"{tokens} tokens in {took_s:.2f} s, {tokens / took_s:.1f} tokens/s", file=sys.stderr)
+    for answer in answers:
+        if answer.error is not None:
+            raise answer.error
     return 0
