@@ -22,20 +22,25 @@ _WORDS = tuple(
         (r"grammar size|too many (rules|symbols|grammars)", "it is too large"),
         (r"NoExtensionBias", "no text fits it"),
         (r"unimplemented keys: (?P<a>\[[^]]*\])", "these keywords are not supported: {a}"),
-        (r"invalid type: (?P<a>\S+)", 'there is no type "{a}"'),
+        (r"^(?:failed to compile JSON schema: )?invalid type: (?P<a>\S+)", 'there is no type "{a}"'),
         (r"unknown format: (?P<a>\S+)", 'the format "{a}" is not supported'),
         (r"anyOf is empty", "no value fits it: there is nothing to choose from"),
         (r"expecting object schema", "no value fits it"),
         (r"unsatisfiable schema: (?P<a>[^\n]*)", "no value fits it: {a}"),
         (r"pointer '(?P<a>[^']*)' does not exist", "$ref: there is no {a} in it"),
         (r"resource '(?P<a>[^']*)' is not present", "$ref: {a} is not part of it, and nothing is fetched"),
-        (r"regex parse error:.*\n *(?P<caret>\^+) *\n.*?error: (?P<a>[^\n]*)", "{a}"),
+        (r"regex parse error:\n(?:    (?P<shown>[^\n]*)\n    (?P<before> *)\^+ *\n)?.*?error: (?P<a>[^\n]*)", "{a}"),
+        (r"^lexer error", "what begins here is no part of a grammar"),
+        (r"no tokenizer", "a grammar cannot name special tokens"),
         (r'unknown name: "(?P<a>[^"]*)"', "there is no rule {a}"),
         (r"from GBNF to Lark: rule '(?P<a>[^']*)' not found", "there is no rule {a}"),
         (r"from GBNF to Lark: (?P<a>[^\n,]*?)(?: at line (?P<line>\d+))?(?:,|\n|$)", "{a}"),
     )
 )
 _PLACE = re.compile(r"^(?:at )?(?P<line>\d+)\((?P<column>\d+)\): ")
+_ESCAPED = re.compile(r"\\[n/]")
+"""The library shows a regular expression in one line and between slashes: what it may have put there moves places."""
+
 _INSIDE = re.compile(r"<non-verbose/>|^(?:parser|lexer) error: ", re.IGNORECASE)
 
 
@@ -50,17 +55,12 @@ def reason(message: str, *, written: bool = False) -> str:
     for pattern, words in _WORDS:
         if found := pattern.search(message):
             named = found.groupdict()
-            if named.get("caret") and "~~~" not in message:  # else it has several lines
-                column = found.start("caret") - message.rfind("\n", 0, found.start("caret")) - _CARET_INDENT
-                place = f"{place}at character {column}: "
+            if named.get("shown") and not _ESCAPED.search(named["shown"]):
+                place = f"{place}at character {len(named['before']) + 1}: "
             elif named.get("line"):
                 place = f"line {named['line']}: "
             return place + words.format(a=(named.get("a") or "")[:_SHOWN_CHARACTERS])
     return place + message.partition("\n")[0][:_SHOWN_CHARACTERS]
-
-
-_CARET_INDENT = 4
-"""Blanks before a regular expression, where the library shows it with carets below."""
 
 
 def place_in_schema(schema: Any, message: str) -> str:
