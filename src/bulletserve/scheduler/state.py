@@ -191,18 +191,16 @@ class State:
             job.tokens.append(token)
             if token in job.stop_ids:
                 stopped.append((job, token))
-                if token == NO_TOKEN:
-                    job.tokens.pop()
-                    step.void.add(job.id)
+        for job in [job for job, token in stopped if token == NO_TOKEN]:
+            job.tokens.pop()
+            step.void.add(job.id)
+            self._end(job, FinishReason.REFUSED, message=NO_TOKEN_LEFT)
         self._outbox.tell(step, done)
         for job in step.firsts:
             self._speak(job, step.started_s, now_s)
         for job, token in stopped:
             self._settle(job, len(job.tokens) - 1)
-            if token == NO_TOKEN:
-                self._end(job, FinishReason.REFUSED, message=NO_TOKEN_LEFT)
-            else:
-                self._end(job, FinishReason.STOP, stop_id=token)
+            self._end(job, FinishReason.STOP, stop_id=token)
         for job in step.lasts:
             self._settle(job, len(job.tokens) - 1)
             self._end(job, FinishReason.LENGTH)
