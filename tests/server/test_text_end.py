@@ -107,7 +107,7 @@ def test_what_is_not_known_is_not_cut_for(why: str) -> None:
     assert not can_be_cut_for(plain(UNSAFE[why]))
 
 
-def test_special_tokens_in_front_are_none_of_the_end(tmp_path: Path) -> None:
+def test_special_tokens_in_front_are_none_of_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def template(backend) -> None:
         backend.post_processor = processors.TemplateProcessing(
             single="<|open|> <|open|> $A <|end|>", special_tokens=[("<|open|>", 1), ("<|end|>", 0)]
@@ -116,9 +116,13 @@ def test_special_tokens_in_front_are_none_of_the_end(tmp_path: Path) -> None:
     backend = plain(template)
     backend.save(str(tmp_path / "tokenizer.json"))
     tokenizer = build_tokenizer(JsonTokenizer(tmp_path / "tokenizer.json", {"bos_token": "<|close|>"}))
-    text = "hello world " * 1000
-    for tokens in (1, 2, 166, 167, 168, 169, 500):
-        assert tokenizer.encode_end(text, tokens)[-tokens:] == tokenizer.encode(text)[-tokens:]
+    text = "hello hello world " * 20
+    whole = tokenizer.encode(text)
+    monkeypatch.setattr(text_end, "_CHARACTERS_PER_TOKEN", 1)
+    for more in range(40):
+        monkeypatch.setattr(text_end, "_AT_LEAST_CHARACTERS", more)
+        for tokens in range(1, 40):
+            assert tokenizer.encode_end(text, tokens)[-tokens:] == whole[-tokens:]
 
 
 def test_no_text_shrinks_to_less_than_a_quarter_by_composition() -> None:
