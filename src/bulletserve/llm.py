@@ -8,19 +8,19 @@ import itertools
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from queue import SimpleQueue
 from types import TracebackType
 from typing import Any
 
 from bulletserve.compose import Engine, build_engine
 from bulletserve.core.config import EngineConfig
 from bulletserve.core.errors import ConfigError, EngineError, InvalidRequest
-from bulletserve.core.events import Aborted, Arrived, Output, Status, Stop
+from bulletserve.core.events import Aborted, Arrived
 from bulletserve.core.prefix import block_hashes
 from bulletserve.core.request import Finished, FinishReason, Request, SamplingParams
 from bulletserve.core.resolve import ModelLimits, resolve_request
 from bulletserve.core.token_rules import TokenLogprobs
-from bulletserve.scheduler.loop import what_failed
+from bulletserve.core.whole_text import check_text
+from bulletserve.loop_thread import LoopThread
 from bulletserve.server.detokenizer import Detokenizer
 from bulletserve.server.structured import wanted_grammar
 from bulletserve.server.text_codec import TextCodec
@@ -32,6 +32,10 @@ Prompt = str | Sequence[int]
 class Completion:
     """One prompt's answer. `finish_reason`: "stop" or "length"; `stop_reason`: the stop string or id, if one did it.
 
+    An answer that could not be brought to its end has `finish_reason` "error", the text and tokens that there were, and
+    in `error` what would be raised if it were alone: `InvalidRequest` where its own parameters are at fault (a grammar
+    too large to be followed any further, rules that leave no token), `EngineError` where a step with it failed. The
+    other prompts' answers are as if it had not been there.
     logprobs: of each of `token_ids`, prompt_logprobs: of each prompt token but the first, where they were asked for.
     """
 
@@ -43,6 +47,7 @@ class Completion:
     cached_tokens: int = 0
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    error: InvalidRequest | EngineError | None = None
 
 
 @dataclass(slots=True)
@@ -52,24 +57,12 @@ class _Open:
     params: SamplingParams
 
 
-class _Outputs:
-    """An outlet that hands outputs to whoever waits in `generate`."""
-
-    def __init__(self) -> None:
-        self.queue: SimpleQueue[Output | EngineError] = SimpleQueue()
-
-    def emit(self, output: Output) -> None:
-        self.queue.put(output)
-
-    def report(self, status: Status) -> None:
-        """Nobody asks."""
-
-
 class LLM:
     """A model ready to complete prompts. Options are those of `EngineConfig`, named as the flags of `bullet serve`,
     or a whole `config`; `chat_template` is Jinja2 source that replaces the checkpoint's own.
 
-    Raises `ConfigError` or `ModelError` with the fix in the message. Close it, or use it as a context manager.
+    Raises `ConfigError` or `ModelError` with the fix in the message. Close it, or use it as a context manager; what is
+    left open ends with the interpreter, or when nobody can reach it any more.
     """
 
     def __init__(
@@ -86,6 +79,7 @@ class LLM:
         if unknown:
             raise ConfigError(f"unknown options: {', '.join(sorted(unknown))}")
         self._engine: Engine = build_engine(config or EngineConfig(model=model, **options))
+        self._loop = LoopThread(self._engine, self)
         checkpoint = self._engine.checkpoint
         bare = checkpoint.tokenizer is None and checkpoint.weights is not None
         self._codec = None if bare else TextCodec.from_checkpoint(checkpoint, chat_template)
@@ -93,12 +87,8 @@ class LLM:
         if self._codec is not None:
             vocab_size = min(vocab_size, self._codec.vocab_size)
         self._limits = ModelLimits(self._engine.info.max_model_len, vocab_size, frozenset(checkpoint.eos_token_ids))
-        self._outputs = _Outputs()
         self._ids = itertools.count()
         self._lock = threading.Lock()
-        self._closed = False
-        self._thread = threading.Thread(target=self._run, name="bullet-loop", daemon=True)
-        self._thread.start()
 
     def generate(
         self,
@@ -107,7 +97,8 @@ class LLM:
     ) -> list[Completion]:
         """Complete prompts, each a text or a list of token ids, all at once. Answers in the order of the prompts.
 
-        Raises `InvalidRequest` or `ContextTooLong` before anything runs, `EngineError` if the engine fails.
+        Raises `InvalidRequest` or `ContextTooLong` before anything runs, `EngineError` if the engine ends. What goes
+        wrong with one prompt later is that answer's alone: look at `Completion.error`.
         """
         listed = _as_list(prompts)
         if not isinstance(params, SamplingParams | Sequence | None) or any(
@@ -135,11 +126,7 @@ class LLM:
 
     def close(self) -> None:
         """End the loop and the lanes. May be called again."""
-        if not self._closed:
-            self._closed = True
-            self._engine.inbox.post(Stop())
-            self._thread.join()
-            self._engine.close()
+        self._loop.close()
 
     def __enter__(self) -> "LLM":
         return self
@@ -148,13 +135,6 @@ class LLM:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _run(self) -> None:
-        try:
-            fault = self._engine.loop(self._outputs).run() or "the engine was closed"
-        except Exception as error:
-            fault = what_failed(error)
-        self._outputs.queue.put(EngineError(fault))
 
     def _text(self) -> TextCodec:
         if self._codec is None:
@@ -166,8 +146,7 @@ class LLM:
     def _encode(self, prompt: Prompt) -> list[int]:
         if not isinstance(prompt, str):
             return list(prompt)
-        if not prompt.isascii() and any("\ud800" <= letter <= "\udfff" for letter in prompt):
-            raise InvalidRequest("prompt holds half of a surrogate pair, which is no text", param="prompt")
+        check_text(prompt, "prompt")
         return self._text().encode(prompt)
 
     def _complete(self, prompts: list[list[int]], params: list[SamplingParams]) -> list[Completion]:
@@ -183,6 +162,9 @@ class LLM:
             finally:
                 for request_id in waiting:
                     self._engine.inbox.post(Aborted(request_id))
+            if any(isinstance(answer.error, EngineError) for answer in answers) and self._loop.has_ended():
+                while True:
+                    self._take(waiting)  # raises why it ended, which is not one request's failure
             return answers
 
     def _request(self, ids: list[int], params: SamplingParams) -> Request:
@@ -219,9 +201,9 @@ class LLM:
 
     def _take(self, waiting: dict[int, _Open]) -> None:
         """Take in one output; answers that ended leave `waiting`."""
-        output = self._outputs.queue.get()
+        output = self._loop.outputs.get()
         if isinstance(output, EngineError):
-            self._outputs.queue.put(output)  # for the next call
+            self._loop.outputs.put(output)  # for the next call
             raise output
         stopped_by = {f.request_id: f.stop_id for f in output.finished if f.stop_id is not None}
         for request_id, cached_tokens in output.first_tokens:
@@ -263,10 +245,14 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def _finish(entry: _Open, finished: Finished) -> None:
-    if finished.reason not in (FinishReason.STOP, FinishReason.LENGTH):
-        raise EngineError(finished.message or f"a request ended with {finished.reason}")
+    if finished.reason is FinishReason.ABORT:
+        raise EngineError(finished.message or "the engine was stopped")
     completion = entry.completion
     completion.finish_reason = finished.reason.value
+    if finished.reason not in (FinishReason.STOP, FinishReason.LENGTH):
+        own_fault = finished.reason is FinishReason.REFUSED
+        completion.finish_reason = "error"
+        completion.error = (InvalidRequest if own_fault else EngineError)(finished.message)
     if finished.stop_id in entry.params.stop_token_ids:
         completion.stop_reason = finished.stop_id
     if entry.detokenizer is not None:

@@ -175,8 +175,6 @@ def test_a_request_that_does_not_fit_is_named(
     ("words", "message"),
     [
         (["--policies", "bullet", "bullet"], "every policy may be named once"),
-        (["--rounds", 0], "--rounds must be above 0"),
-        (["--requests", 0], "--requests must be above 0"),
         (["--goodput"], "goodput needs targets"),
         (["--goodput", "--tier", "tight", "--prompts", "x"], "goodput needs targets and a --workload"),
         (["--around", "3", "--tier", "tight"], "defined over 600 requests"),

@@ -1,4 +1,4 @@
-"""Every option that takes a fraction, of every command: what is no number is refused before anything is done."""
+"""Every option that takes a number, of every command: what is none, or absurd, is refused before anything is done."""
 
 import argparse
 import re
@@ -7,7 +7,9 @@ from importlib import import_module
 import pytest
 
 from bulletserve.cli import COMMANDS
-from bulletserve.commands.numbers import number, rate, rate_each, rates, rates_or_inf
+from bulletserve.commands.numbers import Whole, any_whole, number, rate, rate_each, rates, rates_or_inf
+from bulletserve.core.config import EngineConfig
+from bulletserve.core.errors import ConfigError
 
 READERS = (number, rate, rate_each, rates, rates_or_inf)
 
@@ -53,3 +55,31 @@ def test_what_is_no_list_of_rates(text: str) -> None:
     for read in (rates, rates_or_inf):
         with pytest.raises(argparse.ArgumentTypeError):
             read(text)
+
+
+WHOLE = [(name, action.option_strings[0], action.type) for name, action in actions() if isinstance(action.type, Whole)]
+
+
+def test_no_option_reads_a_whole_number_without_bounds() -> None:
+    assert not [(name, action.dest) for name, action in actions() if action.type is int]
+    assert len(WHOLE) > 20
+    assert {"--port", "--max-num-seqs", "--requests", "--rounds", "--cache-tokens"} <= {flag for _, flag, _ in WHOLE}
+
+
+@pytest.mark.parametrize(("command", "flag", "reader"), WHOLE)
+def test_absurd_numbers_are_refused(command: str, flag: str, reader: Whole, capsys: pytest.CaptureFixture[str]) -> None:
+    from bulletserve import cli
+
+    for text in (str(10**30), str(-(10**30)), "9" * 5000, "1.5", "one", "", str(reader.most + 1)):
+        with pytest.raises(SystemExit) as caught:
+            cli.main([command, f"{flag}={text}"])
+        assert caught.value.code == 2
+        assert f"argument {flag}: a whole number from {reader.least} to {reader.most}" in capsys.readouterr().err
+    assert reader(str(reader.least)) == reader.least
+
+
+@pytest.mark.parametrize("field", ["max_model_len", "max_num_seqs", "block_size", "num_gpu_blocks_override", "seed"])
+def test_where_a_config_has_the_bounds_it_keeps_them(field: str) -> None:
+    for value in (any_whole.most + 1, any_whole.least, -1):
+        with pytest.raises(ConfigError, match=f"--{field.replace('_', '-')} must be a whole number from"):
+            EngineConfig(**{field: value})

@@ -108,6 +108,11 @@ def test_what_we_always_do_may_be_asked_for(flag: str) -> None:
     [
         (["--body-timeout", "0"], "--body-timeout"),
         (["--max-waiting", "0"], "--max-waiting"),
+        (["--max-waiting", "1000001"], "--max-waiting"),
+        (["--max-queued-requests", "1000001"], "--max-waiting"),
+        (["--body-timeout", "1e300"], "--body-timeout"),
+        (["--body-limit-mib", "1e300"], "--body-limit-mib"),
+        (["--shutdown-timeout", "1e300"], "--shutdown-timeout"),
         (["--shutdown-timeout", "-1"], "--shutdown-timeout"),
         (["--root-path", "llm"], "--root-path"),
         (["--root-path", "/llm/"], "--root-path"),

@@ -128,7 +128,6 @@ def test_a_recorded_simulation_is_replayed(
         (["--goodput", "--record", "run"], "one policy at one --rate"),
         (["--rate", "5", "--policy", "time_sliced", "--policy", "time_sliced"], "named once"),
         (["--rate", "5", "--policy", "none_such"], "no policy is called"),
-        (["--rate", "5", "--requests", "0"], "--requests must be"),
         (["--rate", "5", "--tier", "tight", "--tpot-slo-ms", "5"], "leave --ttft-slo-ms"),
         (["--rate", "5", "--tpot-slo-ms", "-5"], "must be a number of milliseconds"),
         (["--rate", "5", "--perturb", "2"], "share from 0 to 1"),

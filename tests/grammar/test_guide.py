@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bulletserve.core.errors import BrokenCheckpoint, InvalidRequest
 from bulletserve.core.events import Event, Masked
 from bulletserve.grammar.guide import GrammarGuide
-from bulletserve.grammar.texts import ANY_OBJECT, choice_grammar, json_grammar, regex_grammar
+from bulletserve.grammar.texts import ANY_OBJECT, choice_grammar, json_grammar, regex_grammar, written_grammar
 from bulletserve.grammar.vocabulary import vocabulary
 from bulletserve.server.text_codec import TextCodec
 from tests.server.small_model import SHAPE, small_checkpoint
@@ -193,12 +193,39 @@ def test_a_model_without_end_tokens_ends_where_nothing_may_follow(walk: Walk) ->
     endless.guide.close()
 
 
+def nested(depth: int) -> dict[str, object]:
+    schema: dict[str, object] = {}
+    for _ in range(depth):
+        schema = {"items": schema}
+    return schema
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
         (lambda: json_grammar({"type": "number or so"}, "response_format"), "response_format: this schema"),
-        (lambda: json_grammar({"not": {"type": "string"}}, "response_format"), "Unimplemented keys"),
+        (lambda: json_grammar({"not": {"type": "string"}}, "response_format"), "#/not: these keywords"),
+        (lambda: json_grammar({"items": {"type": "date"}}, "p"), 'followed: #/items/type: there is no type "date"'),
+        (lambda: json_grammar({"properties": {"not": {"not": {}}}}, "p"), "#/properties/not/not: these keywords"),
+        (lambda: json_grammar({"enum": [{"format": "x"}], "anyOf": [{"format": "x"}]}, "p"), "p: this schema"),
+        (lambda: json_grammar({"type": "string", "format": "x"}, "p"), '#/format: the format "x" is not supported'),
+        (lambda: json_grammar({"enum": []}, "p"), "no value fits it: there is nothing to choose from"),
+        (lambda: json_grammar({"$ref": "#/$defs/x"}, "p"), re.escape("$ref: there is no /$defs/x in it")),
+        (lambda: json_grammar({"$ref": "http://x/y"}, "p"), "http://x/y is not part of it, and nothing is fetched"),
+        (lambda: json_grammar({"a": {1, 2}}, "p"), "it is no JSON: Object of type set"),  # type: ignore[dict-item]
+        (lambda: json_grammar(nested(100_000), "p"), "nested too deeply"),
         (lambda: regex_grammar("(", "guided_regex"), "guided_regex: this regular expression"),
+        (lambda: regex_grammar("a(b", "p"), "followed: at character 2: unclosed group$"),
+        (lambda: regex_grammar("a\n(b", "p"), "followed: unclosed group$"),
+        (lambda: regex_grammar("a/(b", "p"), "followed: unclosed group$"),
+        (lambda: regex_grammar("(a)\\1", "p"), "at character 4: backreferences are not supported$"),
+        (lambda: written_grammar('start: "a"\nfoo: "b" ]', "p"), "line 2, column 10: expecting rule"),
+        (lambda: written_grammar('start: "a" foo', "p"), "line 1, column 8: there is no rule foo$"),
+        (lambda: written_grammar("start: a\na: /x(/", "p"), "line 2, column 4: at character 2: unclosed group$"),
+        (lambda: written_grammar('start: "a', "p"), "column 10: what begins here is no part of a grammar$"),
+        (lambda: written_grammar("root ::= foo", "p"), "followed: there is no rule foo$"),
+        (lambda: written_grammar('root ::= ( "a" ', "p"), "followed: line 1: Expected '\\)'$"),
+        (lambda: choice_grammar(["a\ud800"], "p"), "half of a surrogate pair .at character 1."),
         (lambda: choice_grammar([], "guided_choice"), "guided_choice: a choice must have texts"),
         (lambda: choice_grammar(["a", ""], "guided_choice"), "none of them empty"),
         (lambda: regex_grammar("a" * 300_000, "guided_regex"), "200000 characters"),
@@ -211,12 +238,13 @@ def test_what_cannot_be_followed_is_said_at_once(make, words: str) -> None:
 
 def test_whoever_asks_is_answered_whatever_goes_wrong(walk: Walk) -> None:
     walk.guide.begin(5, "no grammar {")
-    assert "could not be followed" in walk.answers.next().error
+    assert "cannot be followed" in walk.answers.next().error
     walk.guide.forget(5)
     walk.guide.begin(6, choice_grammar(["yes"], "p"))
     assert walk.answers.next().mask
     walk.guide.follow(6, walk.encode("z")[0])
-    assert "could not be followed" in walk.answers.next().error
+    made = walk.answers.next()
+    assert made.ours and "a fault of this engine" in made.error
     walk.guide.forget(6)
     walk.guide.begin(7, regex_grammar("", "p"))
     assert allowed(walk.answers.next()) == [EOS]
@@ -251,6 +279,28 @@ def test_a_request_that_is_forgotten_while_its_grammar_compiles_leaves_nothing(w
     gate.set()
     answers.next()
     assert not guide._followed
+    guide.close()
+
+
+def test_a_light_grammar_and_masks_do_not_wait_for_heavy_grammars(walk: Walk, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, answers, begin = threading.Event(), Answers(), GrammarGuide._begin
+    heavy = choice_grammar(["a" * 9000], "p")
+
+    def held(guide: GrammarGuide, request_id: int, followed: object, grammar: str) -> Masked:
+        assert grammar != heavy or gate.wait(20)
+        return begin(guide, request_id, followed, grammar)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(GrammarGuide, "_begin", held)
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    guide = GrammarGuide(answers, walk.guide.make_vocabulary)
+    for request_id in (1, 2, 3):
+        guide.begin(request_id, heavy)
+    guide.begin(4, choice_grammar(["yes"], "p"))
+    assert answers.next().request_id == 4
+    guide.follow(4, walk.encode("y")[0])
+    assert answers.next().request_id == 4
+    gate.set()
+    assert [answers.next().request_id for _ in range(3)] == [1, 2, 3]
     guide.close()
 
 

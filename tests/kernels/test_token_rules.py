@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bulletserve.core.token_rules import TokenRules
+from bulletserve.core.token_rules import NO_TOKEN, TokenRules
 from bulletserve.kernels.token_rules import RuledRow, RuledRows, RulesOfSeat, TokenHistory, logprobs
 from tests.kernels.plain_rules import by_rules
 
@@ -52,8 +52,9 @@ def test_rules_are_plain_arithmetic_through_a_whole_answer(rows, seed: int) -> N
             by_rules(row, rules, tokens, len(prompt))
             for row, (rules, prompt, _), tokens in zip(logits.tolist(), rows, everything, strict=True)
         ]
-        for row in expected:
-            if max(row) == -inf:
+        impossible = [max(row) == -inf for row in expected]
+        for row, none in zip(expected, impossible, strict=True):
+            if none:
                 row[0] = 0.0  # something must be drawn
         ruled = RuledRows(
             [
@@ -64,10 +65,12 @@ def test_rules_are_plain_arithmetic_through_a_whole_answer(rows, seed: int) -> N
             CPU,
         )
         changed = logits.clone()
-        tokens, told = ruled.draw(changed, history, torch.zeros(len(rows)), greedy)
+        chosen = ruled.draw(changed, history, torch.zeros(len(rows)), greedy)
         assert torch.allclose(changed, torch.tensor(expected), atol=1e-4)
-        assert (told is None) == all(rules.logprobs is None for rules, _, _ in rows)
-        for row, token in zip(everything, tokens.tolist(), strict=True):
+        assert (chosen.logprobs is None) == all(rules.logprobs is None for rules, _, _ in rows)
+        shown = zip(chosen.told.tolist(), chosen.tokens.tolist(), impossible, strict=True)
+        assert all(told == (NO_TOKEN if none else token) for told, token, none in shown)
+        for row, token in zip(everything, chosen.tokens.tolist(), strict=True):
             row.append(token)
 
 
@@ -83,7 +86,7 @@ def test_min_p_keeps_what_is_likely_enough_at_the_temperature(temperature: float
         seen.append(kept.clone())
         return torch.tensor([0, 3])
 
-    _, told = rows.draw(logits.clone(), TokenHistory(2, 4, CPU), torch.full((2,), temperature), draw)
+    _, _, told = rows.draw(logits.clone(), TokenHistory(2, 4, CPU), torch.full((2,), temperature), draw)
     for row, kept in enumerate(seen[0].tolist()):
         likely = (logits[row] / temperature).softmax(-1)
         least = (min_p if row == 0 else 0.0) * float(likely.max())
@@ -96,7 +99,7 @@ def test_min_p_leaves_greedy_rows_alone() -> None:
     rules = TokenRules(min_p=0.9)
     rows = RuledRows([RuledRow(0, 0, 1, RulesOfSeat.of(rules, 1))], 3, CPU)
     logits = torch.tensor([[1.0, 2.0, 1.9]])
-    tokens, _ = rows.draw(logits, TokenHistory(1, 3, CPU), torch.zeros(1), greedy)
+    tokens, _, _ = rows.draw(logits, TokenHistory(1, 3, CPU), torch.zeros(1), greedy)
     assert tokens.tolist() == [1] and logits.isfinite().all()
 
 

@@ -9,6 +9,7 @@ from bulletserve.core.events import Masked
 from bulletserve.core.operators import StepShape
 from bulletserve.core.plan import DecodeStep
 from bulletserve.core.request import FinishReason, Request
+from bulletserve.core.token_rules import NO_TOKEN, NO_TOKEN_LEFT
 from bulletserve.scheduler.masked_rows import MaskedRows
 from bulletserve.scheduler.policies.static_split import StaticSplit
 from bulletserve.scheduler.policies.time_sliced import TimeSliced
@@ -113,7 +114,8 @@ class EndingGuide(SlowGuide):
     ("what", "reason"),
     [
         (Masked(0, over=True), FinishReason.STOP),
-        (Masked(0, error="the grammar could not be followed"), FinishReason.ERROR),
+        (Masked(0, error="the grammar cannot be followed beyond 3 tokens"), FinishReason.REFUSED),
+        (Masked(0, error="the log says more", ours=True), FinishReason.ERROR),
     ],
 )
 def test_a_grammar_that_is_complete_or_broken_ends_its_answer(what: Masked, reason: FinishReason) -> None:
@@ -125,6 +127,29 @@ def test_a_grammar_that_is_complete_or_broken_ends_its_answer(what: Masked, reas
     assert (end.reason, end.message) == (reason, what.error)
     assert len(world.answers.tokens[0]) == 3
     assert world.answers.finished[1].reason is FinishReason.LENGTH
+    world.check_all_is_free()
+
+
+@pytest.mark.parametrize("masked", [0, 1])
+@pytest.mark.parametrize("tokens_before", [0, 3])
+@pytest.mark.parametrize("policy", [TimeSliced(64), StaticSplit()])
+def test_who_can_have_no_token_is_refused_and_hears_none(
+    masked: int, tokens_before: int, policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token_of, case = Case.token_of, steady_world(masked, 3 - masked, 0.25, policy).case
+    expected = [case.answer(request) for request in case.requests]
+
+    def none_for_the_first(case: Case, request_id: int, position: int) -> int:
+        if request_id == 0 and position >= 4 + tokens_before:
+            return NO_TOKEN
+        return token_of(case, request_id, position)
+
+    monkeypatch.setattr(Case, "token_of", none_for_the_first)
+    world = steady_world(masked, 3 - masked, 0.25, policy).drain()
+    end = world.answers.finished[0]
+    assert (end.reason, end.message, end.stop_id) == (FinishReason.REFUSED, NO_TOKEN_LEFT, None)
+    assert world.answers.tokens.get(0, []) == expected[0][:tokens_before]
+    assert [world.answers.tokens[n] for n in (1, 2)] == [expected[1], expected[2]]
     world.check_all_is_free()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bulletserve.client.prompts import HIGH_ID, LOW_ID
-from bulletserve.commands.numbers import number, rates_or_inf
+from bulletserve.commands.numbers import number, rates_or_inf, requests, seed
 from bulletserve.commands.outputs import check_outputs
 from bulletserve.commands.targets import add_target_arguments, named_targets
 from bulletserve.core.errors import ConfigError
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     lengths = "tokens: 512, 100-900 or lognormal:MEDIAN:SIGMA"
     group.add_argument("--prompt-tokens", metavar="RULE", help=f"{lengths} (lognormal:800:0.8)")
     group.add_argument("--output-tokens", metavar="RULE", help=f"{lengths} (lognormal:120:0.8)")
-    group.add_argument("--requests", type=int, metavar="N", help="the first N; of made-up ones and texts 200")
+    group.add_argument("--requests", type=requests, metavar="N", help="the first N; of made-up ones and texts 200")
     group.add_argument("--prompts", choices=("ids", "text"), default="ids", help="token ids or words (%(default)s)")
     group.add_argument(
         "--token-ids", type=_id_range, default=(LOW_ID, HIGH_ID), metavar="LOW-HIGH", help="(1000-32000)"
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--tokenizer", metavar="MODEL", help="counts the tokens of texts; estimated without")
     group.add_argument(
-        "--seed", type=int, default=0, help="of lengths and gaps; a prompt's tokens are new in every run"
+        "--seed", type=seed, default=0, help="of lengths and gaps; a prompt's tokens are new in every run"
     )
     group = parser.add_argument_group("arrivals")
     group.add_argument(
@@ -73,8 +73,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def check(options: argparse.Namespace) -> None:
     """Raise `ConfigError` for what could only fail after minutes."""
-    if options.requests is not None and options.requests < 1:
-        raise ConfigError("--requests must be at least 1")
     if options.timeout_s <= 0 or options.max_lag_ms <= 0:
         raise ConfigError("--timeout-s and --max-lag-ms must be above 0")
     if options.api_key_env and options.api_key_file:

@@ -21,7 +21,7 @@ from bulletserve.commands.compare_tables import (
     metrics_of,
 )
 from bulletserve.commands.gpu_report import driver_version
-from bulletserve.commands.numbers import number, rate_each, rates
+from bulletserve.commands.numbers import Whole, number, rate_each, rates
 from bulletserve.commands.options import add_engine_arguments, engine_config
 from bulletserve.commands.outputs import check_outputs
 from bulletserve.commands.screen import wide_console
@@ -75,7 +75,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--goodput", action="store_true", help="find each arm's goodput to 2 %%, beginning at --around if it is named"
     )
-    group.add_argument("--rounds", type=int, default=1, help="runs of every arm at every rate, in alternating order")
+    group.add_argument(
+        "--rounds", type=Whole(1, 1000), default=1, help="runs of every arm at every rate, in alternating order"
+    )
     add_target_arguments(parser)
     group = parser.add_argument_group("results")
     group.add_argument("--runs", type=Path, metavar="FOLDER", help="keep every run there; what is there is not run")
@@ -149,8 +151,6 @@ def _check(options: argparse.Namespace) -> None:
         make_policy(policy)
     if len(set(options.policies)) != len(options.policies):
         raise ConfigError("--policies: every policy may be named once")
-    if options.rounds < 1:
-        raise ConfigError("--rounds must be above 0")
     searching = options.goodput or options.around
     if searching and (options.rates or options.rounds > 1):
         raise ConfigError("--goodput and --around find the rates themselves: leave --rates and --rounds out")

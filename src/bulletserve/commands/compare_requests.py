@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bulletserve.client.prompts import prompts_of_lengths
+from bulletserve.commands.numbers import requests
 from bulletserve.comparison.arm_run import TimedPrompt
 from bulletserve.comparison.fingerprint import digest, digest_of
 from bulletserve.comparison.measuring import Requests
@@ -32,13 +33,11 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
     source = group.add_mutually_exclusive_group()
     source.add_argument("--prompts", type=Path, metavar="FILE", help="JSONL of arrival, messages, max_tokens")
     source.add_argument("--workload", help=f"a .jsonl list, a .csv trace, or one of {', '.join(BUILT_IN)}")
-    group.add_argument("--requests", type=int, metavar="N", help=f"the first N; of made-up ones {MADE_UP}")
+    group.add_argument("--requests", type=requests, metavar="N", help=f"the first N; of made-up ones {MADE_UP}")
 
 
 def named_workload(options: argparse.Namespace) -> Workload | None:
     """The lengths that are wanted; None for `--prompts`. Raises `ConfigError`."""
-    if options.requests is not None and options.requests < 1:
-        raise ConfigError("--requests must be above 0")
     if options.prompts is not None:
         return None
     if options.workload is None:

@@ -8,6 +8,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
+from bulletserve.commands.numbers import any_whole
 from bulletserve.core.errors import ConfigError
 
 _SAME = {
@@ -68,7 +69,7 @@ def add_foreign_arguments(parser: argparse.ArgumentParser) -> None:
     """Every flag of this page, none of which the help shows."""
     hidden: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
     for flag, dest in _SAME.items():
-        parser.add_argument(flag, dest=dest, type=str if dest in _TEXTS else int, **hidden)
+        parser.add_argument(flag, dest=dest, type=str if dest in _TEXTS else any_whole, **hidden)
     parser.add_argument("--disable-radix-cache", dest="no_enable_prefix_caching", action="store_true", **hidden)
     parser.add_argument("--enable-prefix-caching", dest="no_enable_prefix_caching", action="store_false", **hidden)
     for flag in _ALWAYS:

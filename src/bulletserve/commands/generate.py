@@ -4,7 +4,7 @@ import argparse
 import sys
 import time
 
-from bulletserve.commands.numbers import number
+from bulletserve.commands.numbers import any_whole, number
 from bulletserve.commands.options import add_engine_arguments, engine_config
 from bulletserve.core.errors import ConfigError
 from bulletserve.core.request import SamplingParams
@@ -18,17 +18,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-p", "--prompt", action="append", metavar="TEXT", help="may be repeated; standard input if there is none"
     )
     parser.add_argument("--chat", action="store_true", help="each prompt is a user's message to the chat template")
-    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--max-tokens", type=any_whole, default=128)
     parser.add_argument("--temperature", type=number, default=0.0)
     parser.add_argument("--top-p", type=number, default=1.0)
-    parser.add_argument("--top-k", type=int, default=0)
-    parser.add_argument("--sampling-seed", type=int, metavar="SEED")
+    parser.add_argument("--top-k", type=any_whole, default=0)
+    parser.add_argument("--sampling-seed", type=any_whole, metavar="SEED")
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT")
     parser.add_argument("--ignore-eos", action="store_true")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the prompts' answers in order, and a line of figures to standard error."""
+    """Print the prompts' answers in order, and a line of figures to standard error. Raises what ended one of them."""
     params = SamplingParams(
         temperature=options.temperature,
         top_p=options.top_p,
@@ -54,4 +54,7 @@ def run(options: argparse.Namespace) -> int:
         print(answer.text)
     tokens = sum(len(answer.token_ids) for answer in answers)
     print(f"{tokens} tokens in {took_s:.2f} s, {tokens / took_s:.1f} tokens/s", file=sys.stderr)
+    for answer in answers:
+        if answer.error is not None:
+            raise answer.error
     return 0

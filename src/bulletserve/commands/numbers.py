@@ -1,12 +1,39 @@
-"""Numbers as they are typed on a command line. Every option with a fraction is read here (tests/commands/test_numbers).
+"""Numbers as they are typed on a command line. Every option with one is read here (tests/commands/test_numbers).
 
-Knows nothing about options: what a number may be beside finite is for the config that takes it.
+Knows nothing about options: what a fraction may be beside finite is for the config that takes it, and what a whole
+number may be within the bounds of its reader.
 """
 
 from argparse import ArgumentTypeError
+from dataclasses import dataclass
 from math import inf, isfinite
 
 LOWEST_RATE, HIGHEST_RATE = 0.001, 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """Reads a whole number from `least` to `most`: every one has bounds, since what no machine can do fails late."""
+
+    least: int
+    most: int
+
+    def __call__(self, text: str) -> int:
+        """The number."""
+        try:
+            value = int(text)
+        except ValueError:  # also for thousands of digits
+            value = self.least - 1
+        if not self.least <= value <= self.most:
+            raise ArgumentTypeError(f"a whole number from {self.least} to {self.most} is wanted, not {text[:40]!r}")
+        return value
+
+
+MOST_REQUESTS = 10**7
+seed = Whole(0, 2**63 - 1)
+requests = Whole(1, MOST_REQUESTS)
+any_whole = Whole(-(2**63), 2**63 - 1)
+"""Where a config has the bounds."""
 
 
 def number(text: str) -> float:

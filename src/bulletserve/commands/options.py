@@ -5,7 +5,7 @@ Knows nothing about what is done with the config.
 
 import argparse
 
-from bulletserve.commands.numbers import number
+from bulletserve.commands.numbers import any_whole, number
 from bulletserve.core.config import (
     DEVICES,
     DTYPES,
@@ -28,10 +28,10 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--device", choices=DEVICES, default="auto")
     group.add_argument("--dtype", choices=DTYPES, default="auto", help="auto: bfloat16 where it is fast")
     group.add_argument("--load-format", choices=("auto", "dummy"), default="auto", help="dummy: random weights")
-    group.add_argument("--max-model-len", type=int, metavar="TOKENS", help="longest prompt plus output")
-    group.add_argument("--max-num-seqs", type=int, metavar="N", help="most requests running at once")
-    group.add_argument("--block-size", type=int, default=16, metavar="TOKENS", help="tokens of a cache block")
-    group.add_argument("--num-gpu-blocks-override", type=int, metavar="N", help="cache blocks, on any device")
+    group.add_argument("--max-model-len", type=any_whole, metavar="TOKENS", help="longest prompt plus output")
+    group.add_argument("--max-num-seqs", type=any_whole, metavar="N", help="most requests running at once")
+    group.add_argument("--block-size", type=any_whole, default=16, metavar="TOKENS", help="tokens of a cache block")
+    group.add_argument("--num-gpu-blocks-override", type=any_whole, metavar="N", help="cache blocks, on any device")
     group.add_argument(
         "--gpu-memory-utilization",
         type=number,
@@ -45,7 +45,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"advanced: the SMs of decode in each partition of a GPU, at most {MOST_DECODE_SHARES}; chosen by default",
     )
     group.add_argument("--no-enable-prefix-caching", action="store_true", help="do not reuse equal prefixes")
-    group.add_argument("--seed", type=int, default=0, help="seed of dummy weights")
+    group.add_argument("--seed", type=any_whole, default=0, help="seed of dummy weights")
 
 
 def engine_flags_given(options: argparse.Namespace) -> list[str]:

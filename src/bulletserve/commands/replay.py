@@ -6,7 +6,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from bulletserve.core.errors import ConfigError, RecordError
+from bulletserve.commands.numbers import Whole
+from bulletserve.core.errors import RecordError
 from bulletserve.core.plan import Plan
 from bulletserve.scheduler.policies import make_policy
 from bulletserve.scheduler.replay import Difference, RecordedEngine, Replay
@@ -17,13 +18,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The record, and what to decide it with."""
     parser.add_argument("file", type=Path, help="made by bullet serve --record or bullet simulate --record")
     parser.add_argument("--policy", metavar="SPEC", help="decide with this policy; the recorded one by default")
-    parser.add_argument("--show", type=int, default=3, metavar="N", help="how many differences to show in full (3)")
+    parser.add_argument(
+        "--show", type=Whole(0, 10**6), default=3, metavar="N", help="how many differences to show in full (3)"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Exit status 0; 1 if the recorded policy does not decide as it did, or the record is damaged."""
-    if options.show < 0:
-        raise ConfigError("--show must be at least 0")
     if options.policy is not None:
         make_policy(options.policy)
     console = Console(soft_wrap=True)

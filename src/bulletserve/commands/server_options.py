@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from bulletserve.commands.numbers import number
+from bulletserve.commands.numbers import Whole, any_whole, number
 from bulletserve.core.errors import ConfigError
 from bulletserve.core.slo import Slo
 from bulletserve.server.settings import ServerSettings
@@ -24,7 +24,7 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     """Address, names, limits, log."""
     group = parser.add_argument_group("server")
     group.add_argument("--host", default=_DEFAULTS.host)
-    group.add_argument("--port", type=int, default=_DEFAULTS.port, help="0: any free port")
+    group.add_argument("--port", type=Whole(0, 65535), default=_DEFAULTS.port, help="0: any free port")
     group.add_argument("--root-path", default="", metavar="PATH", help="what a proxy puts before every path")
     group.add_argument("--served-model-name", nargs="+", metavar="NAME", help="the checkpoint's name by default")
     group.add_argument("--chat-template", type=Path, metavar="FILE", help="Jinja2 source instead of the model's own")
@@ -68,7 +68,11 @@ def _add_safety(group: argparse._ArgumentGroup) -> None:
         "--allowed-origins", nargs="+", default=[], metavar="ORIGIN", help="web pages whose scripts may ask; * for any"
     )
     group.add_argument(
-        "--max-waiting", type=int, default=_DEFAULTS.max_waiting, metavar="N", help="requests that may wait (429 then)"
+        "--max-waiting",
+        type=any_whole,
+        default=_DEFAULTS.max_waiting,
+        metavar="N",
+        help="requests that may wait (429 then)",
     )
     group.add_argument(
         "--body-limit-mib", type=number, default=_DEFAULTS.body_limit_bytes / 2**20, metavar="MIB", help="(413 then)"

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bulletserve.commands.numbers import number, rates
+from bulletserve.commands.numbers import any_whole, number, rates, requests, seed
 from bulletserve.commands.outputs import check_outputs
 from bulletserve.commands.screen import wide_console
 from bulletserve.commands.targets import add_target_arguments, named_targets
@@ -63,15 +63,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="most by which each constant of the truth differs (0.1)",
     )
-    group.add_argument("--seed", type=int, default=0, help="of the perturbation and, above 0, of new arrivals")
+    group.add_argument("--seed", type=seed, default=0, help="of the perturbation and, above 0, of new arrivals")
     group.add_argument(
-        "--cache-tokens", type=int, default=CACHE_TOKENS, metavar="N", help=f"of the KV cache ({CACHE_TOKENS})"
+        "--cache-tokens",
+        type=any_whole,
+        default=CACHE_TOKENS,
+        metavar="N",
+        help=f"of the KV cache ({CACHE_TOKENS})",
     )
     group.add_argument(
-        "--max-num-seqs", type=int, default=MAX_SEQS, metavar="N", help=f"most requests running at once ({MAX_SEQS})"
+        "--max-num-seqs",
+        type=any_whole,
+        default=MAX_SEQS,
+        metavar="N",
+        help=f"most requests running at once ({MAX_SEQS})",
     )
     group = parser.add_argument_group("results")
-    group.add_argument("--requests", type=int, metavar="N", help="the first N requests of the workload")
+    group.add_argument("--requests", type=requests, metavar="N", help="the first N requests of the workload")
     group.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     group.add_argument(
         "--report",
@@ -159,8 +167,6 @@ def _check(options: argparse.Namespace, policies: list[str]) -> None:
         raise ConfigError("name a --rate, such as --rate 8,10,12, or ask for --goodput")
     if options.record is not None and (len(policies) > 1 or len(options.rate or ()) != 1):
         raise ConfigError("--record is of one policy at one --rate")
-    if options.requests is not None and options.requests < 1:
-        raise ConfigError("--requests must be at least 1")
     files = {"--json": options.json, "--record": options.record}
     check_outputs(files, options.report, new=["--record"])
 

@@ -39,9 +39,10 @@ class CacheReset:
 class StepDone:
     """A step has run, or failed with `error`. `fatal`: the device can do no further work.
 
-    `tokens` in the order of the launch: parts that sample, then rows. Times in seconds of the loop's clock.
-    `logprobs`: of those that want it, the place in `tokens` and what is told. `prompt_logprobs`: of those that want
-    it, the number of the launch's part, the place in the prompt of the first token told, and what is told.
+    `tokens` in the order of the launch: parts that sample, then rows; `NO_TOKEN` for whom none was possible. Times in
+    seconds of the loop's clock. `logprobs`: of those that want it, the place in `tokens` and what is told.
+    `prompt_logprobs`: of those that want it, the number of the launch's part, the place in the prompt of the first
+    token told, and what is told.
     """
 
     step_id: int
@@ -58,14 +59,15 @@ class StepDone:
 class Masked:
     """What the next token of a request with a grammar may be: bit t of `mask` stands for token t.
 
-    `mask`: little-endian 32-bit words. `over`: the grammar is complete, no token may follow. `error`: it could not be
-    followed (before the first token: it is no grammar).
+    `mask`: little-endian 32-bit words. `over`: the grammar is complete, no token may follow. `error`: why it cannot be
+    followed, or not any further, for whoever wrote it; `ours`: the fault is not theirs.
     """
 
     request_id: int
     mask: bytes = b""
     over: bool = False
     error: str = ""
+    ours: bool = False
 
 
 Event = Arrived | Aborted | Stop | CacheReset | StepDone | Masked

@@ -12,6 +12,7 @@ from typing import Any
 from bulletserve.core.errors import InvalidRequest
 from bulletserve.core.slo import Slo
 from bulletserve.core.token_rules import MOST_LOGPROBS, TokenRules
+from bulletserve.core.whole_text import check_text
 
 SEED_LIMIT = 2**63
 MOST_BIASES = 1024
@@ -21,6 +22,17 @@ MOST_BAD_WORDS = 128
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value == value
+
+
+def _listed(value: Any, param: str) -> tuple[Any, ...]:
+    """Several things, one text, or None for none of them. Raises `InvalidRequest`."""
+    if isinstance(value, str):
+        return (value,)
+    if value is None:
+        return ()
+    if not isinstance(value, Iterable):
+        raise InvalidRequest(f"{param} must be a list, not {value!r:.40}", param=param)
+    return tuple(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +78,12 @@ class SamplingParams:
     guided_grammar: Any = None
 
     def __post_init__(self) -> None:
-        for name in ("stop", "bad_words"):
-            texts: str | Iterable[str] = getattr(self, name)
-            object.__setattr__(self, name, (texts,) if isinstance(texts, str) else tuple(texts))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
-        if not isinstance(self.logit_bias, Mapping):
+        for name in ("stop", "bad_words", "stop_token_ids", "allowed_token_ids"):
+            object.__setattr__(self, name, _listed(getattr(self, name), name))
+        biases: Any = {} if self.logit_bias is None else self.logit_bias
+        if not isinstance(biases, Mapping):
             raise InvalidRequest("logit_bias must give token ids a number each", param="logit_bias")
-        object.__setattr__(self, "logit_bias", dict(self.logit_bias))
+        object.__setattr__(self, "logit_bias", dict(biases))
         self._check_numbers()
         self._check_stops()
         self._check_penalties()
@@ -101,6 +111,8 @@ class SamplingParams:
     def _check_stops(self) -> None:
         if len(self.stop) > 16 or any(not isinstance(s, str) or not s for s in self.stop):
             raise InvalidRequest("stop must be at most 16 strings, none of them empty", param="stop")
+        for text in self.stop:
+            check_text(text, "stop")
         wrong = [token for token in self.stop_token_ids if type(token) is not int or token < 0]
         if wrong:
             raise InvalidRequest(f"stop_token_ids: {wrong[0]!r} is no token id", param="stop_token_ids")
@@ -134,6 +146,8 @@ class SamplingParams:
             raise InvalidRequest(
                 f"bad_words must be at most {MOST_BAD_WORDS} texts of 1 to 1000 characters", param="bad_words"
             )
+        for word in words:
+            check_text(word, "bad_words")
 
     def _check_logprobs(self) -> None:
         for name in ("logprobs", "prompt_logprobs"):

@@ -114,7 +114,7 @@ def resolve_request(
 def _rules(
     params: SamplingParams, stop_ids: Collection[int], bad_words: tuple[tuple[int, ...], ...]
 ) -> TokenRules | None:
-    """The rules of a request; None where they would change and tell nothing."""
+    """The rules of a request; None where they would change and tell nothing. Raises `InvalidRequest`."""
     least = params.min_tokens if stop_ids else 0
     rules = TokenRules(
         allowed_ids=tuple(dict.fromkeys(params.allowed_token_ids)),
@@ -129,4 +129,9 @@ def _rules(
         logprobs=params.logprobs,
         prompt_logprobs=params.prompt_logprobs,
     )
+    never = {word[0] for word in bad_words if len(word) == 1}.union(rules.end_ids)
+    if rules.allowed_ids and never.issuperset(rules.allowed_ids):
+        raise InvalidRequest(
+            "allowed_token_ids: bad_words and min_tokens forbid every one of them", param="allowed_token_ids"
+        )
     return None if rules == NO_RULES else rules

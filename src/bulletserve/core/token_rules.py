@@ -11,6 +11,14 @@ MOST_LOGPROBS = 20
 MOST_WORD_TOKENS = 16
 """Tokens of the longest bad word."""
 
+NO_TOKEN = -1
+"""What a step tells in place of a token where a row's rules and its mask together forbid every one."""
+
+NO_TOKEN_LEFT = (
+    "no token can come here: what bad_words, allowed_token_ids, min_tokens and the answer's format leave together is "
+    "nothing"
+)
+
 LEAST_LOGPROB = -9999.0
 """What is told of a token that cannot be chosen: its logarithm, minus infinity, is no number in JSON."""
 

@@ -147,10 +147,10 @@ class StepRunner:
             tokens[others] = sample(logits[others], sampling.select(others))
         else:
             tokens = sample(logits, sampling)
+        seats.last_token[drawing] = tokens
         drawn = Drawn(tokens, prompts=prompts)
         if ruled:
             self._draw_ruled(logits, ruled, drawn)
-        seats.last_token[drawing] = tokens
         return drawn
 
     def _draw_ruled(self, logits: Tensor, ruled: Sequence[RuledRow], drawn: Drawn) -> None:
@@ -158,12 +158,13 @@ class StepRunner:
         assert drawn.tokens is not None
         rows = RuledRows(ruled, logits.shape[1], logits.device)
         sampling = self._seats.sampling(rows.seats, rows.positions)
-        tokens, told = rows.draw(
+        chosen = rows.draw(
             logits[rows.at], self._seats.history, sampling.temperature, lambda changed: sample(changed, sampling)
         )
-        drawn.tokens[rows.at] = tokens
-        if told is not None:
-            drawn.logprobs.append((ruled, told))
+        self._seats.last_token[rows.seats] = chosen.tokens
+        drawn.tokens[rows.at] = chosen.told
+        if chosen.logprobs is not None:
+            drawn.logprobs.append((ruled, chosen.logprobs))
 
     def _of_prompt(self, hidden: Tensor, parts: Sequence[PromptPart], run: PromptRun) -> LogprobTensors:
         """What is told of a piece of a prompt, from the batch's activations `hidden` [T, H]."""

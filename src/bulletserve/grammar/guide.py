@@ -1,11 +1,13 @@
 """Follows the grammars of open requests on threads of its own, and posts a mask whenever a token was drawn.
 
 Knows nothing about steps or lanes. Compiling a grammar and making a mask run without the GIL, beside the loop; each
-answer is one event, so whatever a grammar takes, nobody but its own request waits for it.
+answer is one event, so whatever a grammar takes, no step waits for it. Heavy grammars are compiled by threads that do
+nothing else: a mask, or a light grammar, waits for its equals only.
 """
 
 import logging
 import os
+import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,9 +18,16 @@ from llguidance import LLMatcher, LLTokenizer
 from bulletserve.core.errors import BulletError
 from bulletserve.core.events import Masked
 from bulletserve.core.ports import Poster
+from bulletserve.grammar.reasons import reason
 from bulletserve.grammar.texts import limits
 
+LIGHT_CHARACTERS = 6000
+"""Grammars as text up to this take some milliseconds to compile, four times as much twenty times as long."""
+
 _CORES_PER_WORKER = 4
+
+_NOT_ALLOWED = re.compile(r"doesn't satisfy the grammar|fails parse", re.IGNORECASE)
+"""A token that no mask has allowed."""
 
 _log = logging.getLogger(__name__)
 
@@ -28,6 +37,7 @@ class _Followed:
     """One request; only one order for it is ever under way."""
 
     matcher: LLMatcher | None = None
+    tokens: int = 0
 
 
 @dataclass
@@ -42,17 +52,19 @@ class GrammarGuide:
     _followed: dict[int, _Followed] = field(default_factory=dict)
     _vocabulary: LLTokenizer | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _workers: ThreadPoolExecutor | None = None
+    _light: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_workers(), "grammar"))
+    _heavy: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_workers(), "heavy-grammar"))
 
     def begin(self, request_id: int, grammar: str) -> None:
         """Compile a grammar and make its first mask."""
         followed = self._followed[request_id] = _Followed()
-        self._submit(request_id, followed, lambda: self._begin(request_id, followed, grammar))
+        pool = self._light if len(grammar) <= LIGHT_CHARACTERS else self._heavy
+        self._submit(pool, request_id, followed, lambda: self._begin(request_id, followed, grammar))
 
     def follow(self, request_id: int, token: int) -> None:
         """Take a token in and make the next mask."""
         followed = self._followed[request_id]
-        self._submit(request_id, followed, lambda: self._follow(request_id, followed, token))
+        self._submit(self._light, request_id, followed, lambda: self._follow(request_id, followed, token))
 
     def forget(self, request_id: int) -> None:
         """Drop a request; what is under way for it is answered to nobody, what is not begun is not done."""
@@ -66,44 +78,58 @@ class GrammarGuide:
 
     def close(self) -> None:
         """End the threads."""
-        if self._workers is not None:
-            self._workers.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._light, self._heavy):
+            pool.shutdown(wait=False, cancel_futures=True)
 
-    def _submit(self, request_id: int, followed: _Followed, work: Callable[[], Masked]) -> None:
-        if self._workers is None:
-            threads = max(1, min(4, (os.cpu_count() or 1) // _CORES_PER_WORKER))
-            self._workers = ThreadPoolExecutor(threads, thread_name_prefix="grammar")
-
+    def _submit(
+        self, pool: ThreadPoolExecutor, request_id: int, followed: _Followed, work: Callable[[], Masked]
+    ) -> None:
         def answer() -> None:
             if self._followed.get(request_id) is not followed:
                 return
             try:
                 made = work()
-            except Exception as error:  # the request waits for an answer
-                if not isinstance(error, BulletError):
-                    _log.exception("the grammar of request %d could not be followed", request_id)
-                made = Masked(request_id, error=f"the grammar could not be followed: {error}")
+            except BulletError as error:
+                made = Masked(request_id, error=f"the answer's format cannot be followed: {error}")
+            except Exception:  # the request waits for an answer
+                _log.exception("the grammar of request %d could not be followed", request_id)
+                made = Masked(request_id, error=_OUR_FAULT, ours=True)
             self.poster.post(made)
 
-        self._workers.submit(answer)
+        pool.submit(answer)
 
     def _begin(self, request_id: int, followed: _Followed, grammar: str) -> Masked:
         self.warm()
         assert self._vocabulary is not None
         followed.matcher = LLMatcher(self._vocabulary, grammar, log_level=0, limits=limits())
-        return self._next(request_id, followed.matcher)
+        return self._next(request_id, followed)
 
     def _follow(self, request_id: int, followed: _Followed, token: int) -> Masked:
         assert followed.matcher is not None, "a token comes after the first mask"
         followed.matcher.consume_token(token)
-        return self._next(request_id, followed.matcher)
+        followed.tokens += 1
+        return self._next(request_id, followed)
 
-    def _next(self, request_id: int, matcher: LLMatcher) -> Masked:
+    def _next(self, request_id: int, followed: _Followed) -> Masked:
         """Errors, which `consume_token` too leaves in the matcher, count as stopped for it."""
+        matcher = followed.matcher
+        assert matcher is not None
         if not matcher.is_stopped():
             mask = matcher.compute_bitmask()
             if not matcher.is_error():
                 return Masked(request_id, mask)
-        if matcher.is_error():
-            return Masked(request_id, error=f"the grammar could not be followed: {matcher.get_error()[:400]}")
-        return Masked(request_id, over=True)
+        if not matcher.is_error():
+            return Masked(request_id, over=True)
+        message = matcher.get_error()
+        if _NOT_ALLOWED.search(message):
+            _log.error("request %d got a token that its grammar forbids: %s", request_id, message)
+            return Masked(request_id, error=_OUR_FAULT, ours=True)
+        far = f"cannot be followed beyond {followed.tokens} tokens" if followed.tokens else "cannot be followed"
+        return Masked(request_id, error=f"the answer's format {far}: {reason(message)}")
+
+
+_OUR_FAULT = "the answer's format could not be followed: a fault of this engine, whose log says more"
+
+
+def _workers() -> int:
+    return max(1, min(4, (os.cpu_count() or 1) // _CORES_PER_WORKER))

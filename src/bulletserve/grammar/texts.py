@@ -6,20 +6,20 @@ request goes anywhere; that can take a tenth of a second, so not on an event loo
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, grammar_from
 
 from bulletserve.core.errors import InvalidRequest
+from bulletserve.core.whole_text import check_text
+from bulletserve.grammar.reasons import place_in_schema, reason
 
 LONGEST_CHARACTERS = 200_000
 """Of a grammar as text."""
 
 LONGEST_WRITTEN_CHARACTERS = 20_000
 """Of a grammar as a client writes it: so much GBNF takes half a second to turn into Lark, twice as much two."""
-
-_SHOWN_CHARACTERS = 400
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
@@ -34,19 +34,32 @@ def limits() -> LLParserLimits:
 
 def json_grammar(schema: Mapping[str, Any] | bool, param: str) -> str:
     """Answers that are JSON of this schema. Raises `InvalidRequest` for a schema that cannot be followed."""
+    what = "schema"
     try:
-        text = json.dumps(schema)
+        text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
+    except RecursionError:
+        raise _refused(what, "it is nested too deeply", param) from None
+    except (ValueError, TypeError) as error:
+        raise _refused(what, f"it is no JSON: {error}", param) from None
+    check_text(text, param)
+    try:
         grammar = LLMatcher.grammar_from_json_schema(
             text, overrides={"whitespace_pattern": _BLANKS, "json_allow_general_unicode_escapes": True}
         )
     except (ValueError, RecursionError) as error:
-        raise _refused("schema", str(error), param) from None
-    return checked(grammar, "schema", param)
+        raise _refused(what, _in_schema(schema, str(error)), param) from None
+    return _checked(grammar, what, param, lambda message: _in_schema(schema, message))
+
+
+def _in_schema(schema: Mapping[str, Any] | bool, message: str) -> str:
+    place = place_in_schema(schema, message)
+    return f"{place}: {reason(message)}" if place else reason(message)
 
 
 def regex_grammar(regex: str, param: str) -> str:
     """Answers that match a regular expression from end to end (Rust's syntax). Raises `InvalidRequest`."""
-    return checked(LLMatcher.grammar_from_regex(regex), "regular expression", param)
+    check_text(regex, param)
+    return _checked(LLMatcher.grammar_from_regex(regex), "regular expression", param)
 
 
 def choice_grammar(choices: Sequence[str], param: str) -> str:
@@ -60,22 +73,24 @@ def written_grammar(text: str, param: str) -> str:
     """Answers of a grammar in Lark's form, as llguidance has it, or in llama.cpp's (GBNF). Raises `InvalidRequest`."""
     if len(text) > LONGEST_WRITTEN_CHARACTERS:
         raise InvalidRequest(f"{param}: a grammar may have {LONGEST_WRITTEN_CHARACTERS} characters", param=param)
+    check_text(text, param)
     try:
         grammar = grammar_from("grammar", text)
     except ValueError as error:
-        raise _refused("grammar", str(error), param) from None
-    return checked(grammar, "grammar", param)
+        raise _refused("grammar", reason(str(error)), param) from None
+    is_lark = "start:" in text
+    return _checked(grammar, "grammar", param, lambda message: reason(message, written=is_lark))
 
 
-def checked(grammar: str, what: str, param: str) -> str:
+def _checked(grammar: str, what: str, param: str, reason_of: Callable[[str], str] = reason) -> str:
     """`grammar`, if it is one that can be followed. Raises `InvalidRequest` with the reason."""
     if len(grammar) > LONGEST_CHARACTERS:
         raise InvalidRequest(f"{param}: a {what} may have about {LONGEST_CHARACTERS} characters", param=param)
     wrong, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=limits())
     if wrong:
-        raise _refused(what, messages[0], param)
+        raise _refused(what, reason_of(messages[0]), param)
     return grammar
 
 
-def _refused(what: str, reason: str, param: str) -> InvalidRequest:
-    return InvalidRequest(f"{param}: this {what} cannot be followed: {reason[:_SHOWN_CHARACTERS]}", param=param)
+def _refused(what: str, why: str, param: str) -> InvalidRequest:
+    return InvalidRequest(f"{param}: this {what} cannot be followed: {why}", param=param)

@@ -7,13 +7,14 @@ Nothing here reads a device's numbers on the host, so nothing waits for the devi
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from bulletserve.core.token_rules import MOST_WORD_TOKENS, TokenRules
+from bulletserve.core.token_rules import MOST_WORD_TOKENS, NO_TOKEN, TokenRules
 
 IN_PROMPT = 1 << 30
 """Added to the count of a token that is in the prompt."""
@@ -166,20 +167,21 @@ class RuledRows:
 
     def draw(
         self, logits: Tensor, history: TokenHistory, temperature: Tensor, draw: Callable[[Tensor], Tensor]
-    ) -> tuple[Tensor, "LogprobTensors | None"]:
-        """Choose a token int64 [R] for each row of `logits` float32 [R, width], which are changed, and note it.
+    ) -> "RuledDraw":
+        """Choose a token for each row of `logits` float32 [R, width], which are changed, and note it.
 
-        `draw` chooses by logits as for rows without rules. The second result is of all rows, if any is told of.
+        `draw` chooses by logits as for rows without rules.
         """
         self.apply(logits, history)
         most = max((row.of.rules.logprobs for row in self.rows if row.of.rules.logprobs is not None), default=None)
         likely = logits.clone() if most is not None and self._has_min_p else logits
         self._keep_likely(likely, temperature)
-        nothing = likely.amax(dim=-1) == float("-inf")  # rules that contradict each other: any token is as wrong
+        nothing = likely.amax(dim=-1) == float("-inf")  # what is asked of the row contradicts itself
         likely[:, 0] = torch.where(nothing, 0.0, likely[:, 0])
         tokens = draw(likely)
         history.note(self.seats, tokens)
-        return tokens, None if most is None else logprobs(logits, tokens, most)
+        told = torch.where(nothing, NO_TOKEN, tokens)
+        return RuledDraw(tokens, told, None if most is None else logprobs(logits, tokens, most))
 
     @property
     def _has_min_p(self) -> bool:
@@ -231,6 +233,15 @@ class RuledRows:
 
     def _floats(self, values: Sequence[float]) -> Tensor:
         return to_device(np.array(values, dtype=np.float32), self._device)
+
+
+class RuledDraw(NamedTuple):
+    """Of R rows: `tokens` int64 [R], with which a next step can be computed; `told` int64 [R], the same but `NO_TOKEN`
+    where none was possible; `logprobs` of all rows, if any is told of."""
+
+    tokens: Tensor
+    told: Tensor
+    logprobs: "LogprobTensors | None"
 
 
 @dataclass(frozen=True, slots=True)

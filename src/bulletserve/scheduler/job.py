@@ -13,6 +13,7 @@ from bulletserve.core.prefix import next_hash, root_hash
 from bulletserve.core.request import Request
 from bulletserve.core.slo import NO_DEADLINE_S
 from bulletserve.core.snapshot import AdmittedEntry, Limits, WaitingEntry
+from bulletserve.core.token_rules import NO_TOKEN
 
 
 class Phase(Enum):
@@ -30,6 +31,7 @@ class Job:
 
     tokens: prompt and what was generated, `most_tokens` in the end; an array, because thousands of int objects a turn
     would have to be freed one by one. target: tokens that must be in the cache before the next token can be drawn.
+    stop_ids: what ends it, were it that no token is possible.
     speaking: its prompt is computed, and so are all known tokens but the last. last_step: the last started step that
     may touch its blocks. kv_tokens: projected tokens in the cache, from its prompt's last layer on; while it is a row
     of the `DecodeSet`, as of the step `joined_at` of that set. masked: it has a grammar; mask: what that allows for the
@@ -68,7 +70,7 @@ class Job:
     def __init__(self, request: Request) -> None:
         self.request = request
         self.id = request.id
-        self.stop_ids = request.stop_ids
+        self.stop_ids = request.stop_ids | {NO_TOKEN}
         self.tokens = array("q", request.prompt_ids)
         self.hashes = list(request.block_hashes)
         self.prompt_tokens = len(self.tokens)

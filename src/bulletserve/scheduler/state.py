@@ -15,6 +15,7 @@ from bulletserve.core.plan import DecodeStep, Lane, MixedStep, Plan, PrefillGrou
 from bulletserve.core.ports import Guide
 from bulletserve.core.request import Finished, FinishReason, Request
 from bulletserve.core.snapshot import Limits
+from bulletserve.core.token_rules import NO_TOKEN, NO_TOKEN_LEFT
 from bulletserve.scheduler.answer_lengths import AnswerLengths
 from bulletserve.scheduler.decode_set import DecodeSet
 from bulletserve.scheduler.job import Job, Phase
@@ -144,7 +145,7 @@ class State:
         if job is None:
             return
         if made.error:
-            self._end(job, FinishReason.ERROR if job.speaking else FinishReason.REFUSED, message=made.error)
+            self._end(job, FinishReason.ERROR if made.ours else FinishReason.REFUSED, message=made.error)
         elif made.over:
             self._end(job, FinishReason.STOP)
         elif job.phase is Phase.WAITING:
@@ -190,6 +191,10 @@ class State:
             job.tokens.append(token)
             if token in job.stop_ids:
                 stopped.append((job, token))
+        for job in [job for job, token in stopped if token == NO_TOKEN]:
+            job.tokens.pop()
+            step.void.add(job.id)
+            self._end(job, FinishReason.REFUSED, message=NO_TOKEN_LEFT)
         self._outbox.tell(step, done)
         for job in step.firsts:
             self._speak(job, step.started_s, now_s)

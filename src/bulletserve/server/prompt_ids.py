@@ -1,22 +1,27 @@
 """Text to prompt ids without holding anybody up, for requests and for `/tokenize` alike.
 
 Knows nothing about sampling or limits on answers. Tokenising a long text takes milliseconds to seconds, so it goes to
-a few worker threads, where the tokenizers library works without the GIL; a short one costs less than the trip there.
+worker threads (`workers`), where the tokenizers library works without the GIL; a short one costs less than the trip
+there.
 """
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 from bulletserve.core.errors import InvalidRequest
 from bulletserve.core.resolve import context_too_long
 from bulletserve.server.inputs import Json, message_list
 from bulletserve.server.protocol import ChatFields
+from bulletserve.server.structured import LIGHT_GRAMMAR, MakeGrammar
 from bulletserve.server.text_codec import ChatStyle, TextCodec
+from bulletserve.server.workers import Workers
 
 _INLINE_CHARACTERS = 4000
 """Texts up to this are tokenised on the event loop: about 1 ms."""
+
+_LONG_CHARACTERS = 1_000_000
+"""Longer ones wait for each other only: about 0.25 s."""
 
 _WORKERS = 2
 
@@ -26,24 +31,35 @@ Result = TypeVar("Result")
 class PromptIds:
     """Makes ids with one codec.
 
-    `at_work`: calls in the worker threads. `request_templates`: requests may bring chat templates of their own, which
+    `request_templates`: requests may bring chat templates of their own, which
     are programs: they can take any time.
     """
 
     def __init__(self, codec: TextCodec, *, request_templates: bool = False) -> None:
         self._codec = codec
         self._request_templates = request_templates
-        self._workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="tokenize")
-        self.at_work = 0
+        self._workers = Workers("tokenize", _WORKERS, _LONG_CHARACTERS)
+        self._grammars = Workers("check-grammar", 1, LIGHT_GRAMMAR)
+
+    @property
+    def at_work(self) -> int:
+        """Calls in the worker threads."""
+        return self._workers.at_work + self._grammars.at_work
 
     def close(self) -> None:
         """End the worker threads."""
-        self._workers.shutdown(wait=False, cancel_futures=True)
+        self._workers.close()
+        self._grammars.close()
 
     async def of_prompts(
-        self, prompts: Sequence[str | list[int]], *, add_special_tokens: bool, limit: int | None
+        self,
+        prompts: Sequence[str | list[int]],
+        *,
+        add_special_tokens: bool,
+        limit: int | None,
+        kept: int | None = None,
     ) -> list[list[int]]:
-        """The ids of texts; ids stay as they are.
+        """The ids of texts, perhaps only the last `kept` of each where that is given; ids stay as they are.
 
         A text that must have more than `limit` tokens (None: no matter) is a `ContextTooLong`, told without tokenising.
         """
@@ -52,7 +68,7 @@ class PromptIds:
                 self._check(one, "prompt", limit)
 
         def encode_all() -> list[list[int]]:
-            encode = self._codec.encode
+            encode = self._codec.encode if kept is None else partial(self._codec.encode_end, tokens=kept)
             return [
                 encode(one, add_special_tokens=add_special_tokens) if isinstance(one, str) else one for one in prompts
             ]
@@ -60,18 +76,26 @@ class PromptIds:
         return await self.run(encode_all, sum(len(one) for one in prompts if isinstance(one, str)))
 
     async def of_chat(
-        self, chat: ChatFields, *, limit: int | None, tools: Sequence[Mapping[str, Any]] = ()
+        self,
+        chat: ChatFields,
+        *,
+        limit: int | None,
+        kept: int | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[int]:
-        """The ids of a chat. Raises `InvalidRequest` or, as `of_prompts` does, `ContextTooLong`."""
+        """The ids of a chat, perhaps only the last `kept`.
+
+        Raises `InvalidRequest` or, as `of_prompts` does, `ContextTooLong`.
+        """
         messages, style = message_list(chat.messages), self._style(chat)
 
         def encode() -> list[int]:
             text = self._codec.render_chat(messages, style, tools)
             self._check(text, "messages", limit)
-            return self._codec.encode_rendered(text, add_special_tokens=chat.add_special_tokens is True)
+            return self._codec.encode_rendered(text, add_special_tokens=chat.add_special_tokens is True, tokens=kept)
 
         characters = _characters(messages) + _characters(chat.chat_template_kwargs) + _characters(list(tools))
-        return await self.run(encode, _INLINE_CHARACTERS + 1 if style.template else characters)
+        return await self.run(encode, characters if style.template is None else _LONG_CHARACTERS + 1)
 
     def _style(self, chat: ChatFields) -> ChatStyle:
         goes_on = chat.continue_final_message is True
@@ -94,15 +118,11 @@ class PromptIds:
 
     async def run(self, work: Callable[[], Result], characters: int) -> Result:
         """What `work` on so many characters returns: a little at once, much by a worker thread."""
-        return work() if characters <= _INLINE_CHARACTERS else await self.run_apart(work)
+        return work() if characters <= _INLINE_CHARACTERS else await self._workers.run(work, characters)
 
-    async def run_apart(self, work: Callable[[], Result]) -> Result:
-        """Work in a worker, whatever it is."""
-        self.at_work += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._workers, work)
-        finally:
-            self.at_work -= 1
+    async def grammar(self, make: MakeGrammar) -> str:
+        """A grammar, made and checked by a worker, always: what it costs does not show in its length alone."""
+        return await self._grammars.run(make, make.size)
 
 
 def _characters(value: Json) -> int:
@@ -112,16 +132,14 @@ def _characters(value: Json) -> int:
     return sum(map(_characters, value)) if isinstance(value, list) else len(value) if isinstance(value, str) else 1
 
 
-def shorten(ids: list[int], most: int | None, *, room: int) -> list[int]:
-    """The last `most` of a prompt's ids, of all of them where it is None; -1: as many as there is `room` for.
+def kept_tokens(most: int | None, *, room: int) -> int | None:
+    """How many of a prompt's last tokens are kept, None for all of it: `most`; -1 for as many as there is `room` for.
 
     Raises `InvalidRequest` for more than `room`.
     """
-    if most is None:
-        return ids
-    if most > room:
+    if most is not None and most > room:
         raise InvalidRequest(
             f"truncate_prompt_tokens is {most}, but there is room for a prompt of {room} tokens",
             param="truncate_prompt_tokens",
         )
-    return ids[-(room if most < 0 else most) :]
+    return room if most == -1 else most

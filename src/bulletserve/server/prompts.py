@@ -17,7 +17,7 @@ from bulletserve.server.answer_extras import AnswerExtras, Echo, echo_of
 from bulletserve.server.calls import Prompt
 from bulletserve.server.inputs import prompt_count, prompt_list
 from bulletserve.server.open_requests import OpenRequests
-from bulletserve.server.prompt_ids import PromptIds, shorten
+from bulletserve.server.prompt_ids import PromptIds, kept_tokens
 from bulletserve.server.protocol import ChatBody, CommonBody, CompletionBody, sampling_params
 from bulletserve.server.slo_fields import request_slo
 from bulletserve.server.structured import MakeGrammar, wanted_grammar
@@ -59,12 +59,13 @@ class PromptMaker:
         self._open_requests.check_room(len(prompts) * body.choices + self._ids.at_work)
         arrival_s = time.monotonic()
         grammar = await self._grammar(make_grammar)
+        kept = self._kept(body)
         several = await self._ids.of_prompts(
-            prompts, add_special_tokens=body.add_special_tokens is not False, limit=self._limit(body)
+            prompts, add_special_tokens=body.add_special_tokens is not False, limit=self._limit(body), kept=kept
         )
 
         def make() -> list[Prompt]:
-            shortened = [self._shorten(ids, body) for ids in several]
+            shortened = [ids if kept is None else ids[-kept:] for ids in several]
             echoes = self._echoes(prompts, shortened, body) if body.echo else [None] * len(several)
             return [
                 self._prompt(ids, body, params, "prompt", arrival_s, grammar, copy, echo)
@@ -84,10 +85,11 @@ class PromptMaker:
         self._open_requests.check_room(body.choices + self._ids.at_work)
         arrival_s = time.monotonic()
         grammar = await self._grammar(make_grammar or tools.make_grammar)
-        ids = await self._ids.of_chat(body, limit=self._limit(body), tools=tools.listed)
+        kept = self._kept(body)
+        ids = await self._ids.of_chat(body, limit=self._limit(body), kept=kept, tools=tools.listed)
 
         def make() -> list[Prompt]:
-            shortened = self._shorten(ids, body)
+            shortened = ids if kept is None else ids[-kept:]
             copies = range(body.choices)
             prompts = [self._prompt(shortened, body, params, "messages", arrival_s, grammar, copy) for copy in copies]
             return [replace(prompt, make_reader=tools.make_reader) for prompt in prompts]
@@ -95,17 +97,15 @@ class PromptMaker:
         return await self._ids.run(make, self._work([ids], body))
 
     async def _grammar(self, make: MakeGrammar | None) -> str:
-        """Always in a worker thread: what a grammar costs does not show in its length."""
-        return "" if make is None else await self._ids.run_apart(make)
+        return "" if make is None else await self._ids.grammar(make)
 
     def _work(self, several: Sequence[Sequence[int]], body: CommonBody) -> int:
         """What making the prompts of these ids takes, measured in characters (`PromptIds.run`)."""
         return body.choices * (len(several) * _PROMPT_CHARACTERS + sum(map(len, several)))
 
-    def _shorten(self, ids: list[int], body: CommonBody) -> list[int]:
+    def _kept(self, body: CommonBody) -> int | None:
         _, asked = body.wanted_tokens
-        room = max(1, self._limits.max_model_len - (asked or 1))
-        return shorten(ids, body.truncate_prompt_tokens, room=room)
+        return kept_tokens(body.truncate_prompt_tokens, room=max(1, self._limits.max_model_len - (asked or 1)))
 
     def _echoes(
         self, sent: Sequence[str | list[int]], encoded: Sequence[Sequence[int]], body: CommonBody

@@ -11,15 +11,17 @@ from bulletserve.core.slo import Slo
 from bulletserve.server.slo_fields import slo_classes
 from bulletserve.server.tool_calls import FORMATS
 
+_LONGEST_S = 1e9
 _ABOVE_ZERO = {
-    "max_waiting": "--max-waiting",
-    "body_limit_bytes": "--body-limit-mib",
-    "body_timeout_s": "--body-timeout",
-    "header_timeout_s": "--header-timeout",
-    "write_timeout_s": "--write-timeout",
-    "status_limit_s": "--health-timeout",
-    "step_limit_s": "--step-timeout",
+    "max_waiting": ("--max-waiting", 10**6),
+    "body_limit_bytes": ("--body-limit-mib", 2**40),
+    "body_timeout_s": ("--body-timeout", _LONGEST_S),
+    "header_timeout_s": ("--header-timeout", _LONGEST_S),
+    "write_timeout_s": ("--write-timeout", _LONGEST_S),
+    "status_limit_s": ("--health-timeout", _LONGEST_S),
+    "step_limit_s": ("--step-timeout", _LONGEST_S),
 }
+"""Flags, and the most that they may ask for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +67,15 @@ class ServerSettings:
             raise ConfigError("an API key must not be empty")
         if not 0 <= self.port < 65536:
             raise ConfigError(f"--port {self.port} is not between 0 and 65535")
-        for name, flag in _ABOVE_ZERO.items():
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ConfigError(f"{flag} must be above 0")
+        for name, (flag, most) in _ABOVE_ZERO.items():
+            if not 0 < getattr(self, name) <= most:
+                limit = most / 2**20 if name == "body_limit_bytes" else most
+                raise ConfigError(f"{flag} must be above 0 and at most {limit:g}")
         if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
             raise ConfigError(f"--root-path {self.root_path} must begin with a slash and not end with one")
         slo_classes(self.slo, self.slo_classes)
-        if not 0 <= self.grace_s < float("inf"):
-            raise ConfigError("--shutdown-timeout must be a number of seconds, 0 or above")
+        if not 0 <= self.grace_s <= _LONGEST_S:
+            raise ConfigError(f"--shutdown-timeout must be a number of seconds from 0 to {_LONGEST_S:g}")
         if self.tool_call_parser not in (None, *FORMATS):
             raise ConfigError(f"--tool-call-parser must be one of {', '.join(FORMATS)}")
 

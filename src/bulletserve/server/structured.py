@@ -5,14 +5,47 @@ Knows nothing about tokens or tools. One of them at most; whatever a client send
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol, TypeAlias
 
 from bulletserve.core.errors import InvalidRequest
 from bulletserve.grammar.texts import ANY_OBJECT, choice_grammar, json_grammar, regex_grammar, written_grammar
 
 Json: TypeAlias = Any
-MakeGrammar: TypeAlias = Callable[[], str]
-"""Makes the grammar and checks it, in its own time: not on the event loop. Raises `InvalidRequest`."""
+
+LIGHT_GRAMMAR = 6000
+"""Characters of a grammar that is checked and compiled in some milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class MakeGrammar:
+    """Called, makes the grammar and checks it, in its own time: not on the event loop. Raises `InvalidRequest`.
+
+    `of`: what it is made of.
+    """
+
+    make: Callable[[], str]
+    of: Json = None
+
+    def __call__(self) -> str:
+        """The grammar."""
+        return self.make()
+
+    @property
+    def size(self) -> int:
+        """About the characters that it is written in; not counted much further than a light one's."""
+        size, left = 0, [self.of]
+        while left and size <= LIGHT_GRAMMAR:
+            value = left.pop()
+            size += len(value) + 4 if isinstance(value, str) else 4
+            if isinstance(value, list):
+                left += value[:LIGHT_GRAMMAR]
+            elif isinstance(value, dict):
+                for pair in islice(value.items(), LIGHT_GRAMMAR):
+                    left += pair
+        return size
+
 
 _KINDS = ("json", "regex", "choice", "grammar", "json_object")
 _GUIDED = {
@@ -62,7 +95,7 @@ def _of_format(value: Json) -> MakeGrammar | None:
     if kind == "text":
         return None
     if kind == "json_object":
-        return lambda: json_grammar(ANY_OBJECT, param)
+        return MakeGrammar(lambda: json_grammar(ANY_OBJECT, param))
     if kind != "json_schema":
         raise InvalidRequest(f"{param}.type must be text, json_object or json_schema", param=param)
     inner = value.get("json_schema")
@@ -89,6 +122,10 @@ def _of_outputs(value: Json) -> MakeGrammar | None:
 
 
 def _make(kind: str, value: Json, param: str) -> MakeGrammar:
+    return MakeGrammar(_maker(kind, value, param), value)
+
+
+def _maker(kind: str, value: Json, param: str) -> Callable[[], str]:
     if kind == "json_object":
         return lambda: json_grammar(ANY_OBJECT, param)
     if kind == "json":

@@ -9,6 +9,7 @@ from typing import Any
 
 from bulletserve.core.errors import BrokenCheckpoint, ConfigError, InvalidRequest
 from bulletserve.core.token_rules import MOST_WORD_TOKENS
+from bulletserve.core.whole_text import check_text
 from bulletserve.formats.description import Checkpoint
 from bulletserve.server.byte_tokenizer import byte_backend
 from bulletserve.server.chat_template import ChatTemplate
@@ -79,6 +80,10 @@ class TextCodec:
         """The ids of a text, begun with exactly one BOS token where the model wants one."""
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
+    def encode_end(self, text: str, tokens: int, *, add_special_tokens: bool = True) -> list[int]:
+        """The same, perhaps without some of the first: at least the last `tokens` are there."""
+        return self.tokenizer.encode_end(text, tokens, add_special_tokens=add_special_tokens)
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of a whole sequence of ids."""
         return self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
@@ -108,14 +113,22 @@ class TextCodec:
             tools=tools,
         )
 
-    def encode_rendered(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """The ids of what `render_chat` gave. The template writes its own special tokens, so none are added."""
-        encode = self.encode if self._marks is None else self._marks.encode
-        return encode(text, add_special_tokens=add_special_tokens)
+    def encode_rendered(self, text: str, *, add_special_tokens: bool = False, tokens: int | None = None) -> list[int]:
+        """The ids of what `render_chat` gave, where `tokens` is given perhaps only so many of the last.
+
+        The template writes its own special tokens, so none are added.
+        """
+        if self._marks is not None:
+            return self._marks.encode(text, add_special_tokens=add_special_tokens)
+        if tokens is not None:
+            return self.encode_end(text, tokens, add_special_tokens=add_special_tokens)
+        return self.encode(text, add_special_tokens=add_special_tokens)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], style: ChatStyle = ChatStyle()) -> list[int]:
-        """The prompt ids of a chat: what `apply_chat_template(tokenize=True)` gives."""
-        return self.encode_rendered(self.render_chat(messages, style))
+        """The prompt ids of a chat: what `apply_chat_template(tokenize=True)` gives. Raises `InvalidRequest`."""
+        text = self.render_chat(messages, style)
+        check_text(text, "messages")
+        return self.encode_rendered(text)
 
     def detokenizer(
         self,

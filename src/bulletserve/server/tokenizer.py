@@ -15,13 +15,13 @@ from tokenizers import Tokenizer as Backend
 
 from bulletserve.core.errors import BrokenCheckpoint, UnsupportedModel
 from bulletserve.formats.description import GgufTokenizer, JsonTokenizer, TokenizerSource
+from bulletserve.server.text_end import LETTERS_AND, NUMBERS, can_be_cut_for, ends
 from bulletserve.server.token_bytes import Piece, token_pieces
 
 _CONTROL, _USER_DEFINED = 3, 4  # GGUF's token types
 
-_LETTERS_AND = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+_MOST_COMPOSED = 4
+"""Characters that NFC makes one of, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class _Split:
 
 
 _GPT2 = _Split()
-_LLAMA3 = _Split(_LETTERS_AND % r"\p{N}{1,3}", ignore_merges=True)
-_QWEN2 = _Split(_LETTERS_AND % r"\p{N}", nfc=True)
+_LLAMA3 = _Split(LETTERS_AND % NUMBERS[0], ignore_merges=True)
+_QWEN2 = _Split(LETTERS_AND % NUMBERS[1], nfc=True)
 _SPLITS = {
     "default": _GPT2,
     "gpt-2": _GPT2,
@@ -54,8 +54,8 @@ class Tokenizer:
 
     `special_tokens` are the named ones that chat templates use (`bos_token`, `eos_token`, ...). `pieces[id]` is what
     the token adds to a text, empty for control tokens; `all_pieces[id]` shows those too. `special_texts`
-    are the control tokens as one would write them. `longest_token` is in
-    characters, None where normalisation may shrink a text.
+    are the control tokens as one would write them. `longest_token`: characters of a text that become one token at most,
+    None where there is no such number.
     """
 
     def __init__(self, backend: Backend, special_tokens: Mapping[str, str], *, add_bos: bool | None) -> None:
@@ -73,7 +73,8 @@ class Tokenizer:
         self.pieces: list[Piece] = list(self.all_pieces)
         for token_id in self.special_ids:
             self.pieces[token_id] = ""
-        self.longest_token = max(map(len, self.all_pieces), default=1) if backend.normalizer is None else None
+        self.longest_token = _longest_token(backend, self.all_pieces)
+        self._can_be_cut_for = can_be_cut_for(backend)
 
     @property
     def vocab_size(self) -> int:
@@ -96,6 +97,18 @@ class Tokenizer:
                 del ids[0]
         return ids
 
+    def encode_end(self, text: str, tokens: int, *, add_special_tokens: bool = True) -> list[int]:
+        """The ids of `text`, perhaps without some of the first: at least the last `tokens` are there.
+
+        Takes the time of that end where a text may be cut for this tokenizer, else that of the whole.
+        """
+        in_front = self._backend.num_special_tokens_to_add(False) + 1
+        for end in ends(text, tokens) if self._can_be_cut_for else ():
+            ids = self.encode(end, add_special_tokens=add_special_tokens)
+            if len(ids) >= tokens + in_front or len(end) == len(text):
+                return ids
+        return self.encode(text, add_special_tokens=add_special_tokens)
+
     def encode_as_text(self, text: str) -> list[int]:
         """The ids of `text` where special tokens written out in it are characters like any other."""
         ids: list[int] = self._text_backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
@@ -111,6 +124,16 @@ class Tokenizer:
         """The text of a whole sequence of ids."""
         # as with `encode`: only the batch method works without the GIL
         return str(self._backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0])
+
+
+def _longest_token(backend: Backend, pieces: Sequence[Piece]) -> int | None:
+    longest = max(map(len, pieces), default=1)
+    if any(token.lstrip or token.rstrip for token in backend.get_added_tokens_decoder().values()):
+        return None  # it takes in any number of blanks
+    if backend.normalizer is None:
+        return longest
+    is_nfc = json.loads(backend.normalizer.__getstate__())["type"] == "NFC"
+    return longest * _MOST_COMPOSED if is_nfc else None
 
 
 def build_tokenizer(source: TokenizerSource) -> Tokenizer:

@@ -51,10 +51,11 @@ def tool_use(body: ChatBody, auto: MakeReader | None) -> ToolUse:
         return ToolUse(tools, lambda: CallReader(auto(), most))
     if choice == "required":
         schema = _calls_schema(tools, several=body.parallel_tool_calls is not False)
-        return ToolUse(tools, ListReader, lambda: json_grammar(schema, "tools"))
+        return ToolUse(tools, ListReader, MakeGrammar(lambda: json_grammar(schema, "tools"), schema))
     name = choice.removeprefix("=")
     parameters = next(_parameters(tool) for tool in tools if tool["function"]["name"] == name)
-    return ToolUse(tools, lambda: NamedReader(name), lambda: json_grammar(parameters, "tools"))
+    make = MakeGrammar(lambda: json_grammar(parameters, "tools"), parameters)
+    return ToolUse(tools, lambda: NamedReader(name), make)
 
 
 def _tools(tools: Json) -> list[dict[str, Json]]:

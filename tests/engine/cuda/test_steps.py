@@ -18,7 +18,7 @@ from bulletserve.core.partition import Lattice, Partition
 from bulletserve.core.plan import DecodeStep, MixedStep, PrefillGroup
 from bulletserve.core.shapes import ModelShape
 from bulletserve.core.snapshot import MAX_BATCH_PROMPTS
-from bulletserve.core.token_rules import TokenLogprobs, TokenRules
+from bulletserve.core.token_rules import NO_TOKEN, TokenLogprobs, TokenRules
 from bulletserve.engine.cuda import batch_inputs, batch_steps, decode_steps, seat_tables
 from bulletserve.engine.cuda.batch_steps import BatchSteps
 from bulletserve.engine.cuda.cuda_graphs import CapturedSteps
@@ -78,6 +78,8 @@ def all_logits(tokens: list[int]) -> torch.Tensor:
 def drawn_by_rules(tokens: list[int], row: int, rules: TokenRules, temperature: float, mask: bytes | None) -> int:
     logits = torch.tensor([by_rules(all_logits(tokens)[-1].tolist(), rules, tokens, len(PROMPTS[row]))])
     logits[0, [token for token in range(logits.shape[1]) if mask is not None and not allows(mask, token)]] = -torch.inf
+    if logits.max() == -torch.inf:
+        return NO_TOKEN
     floats, whole = torch.tensor([temperature, 1.0]), torch.tensor([0, SEED + row, len(tokens)])
     how = SamplingRows(floats[:1], floats[1:], whole[:1], whole[1:2], whole[2:])
     return int(sample(logits, how))
@@ -153,7 +155,7 @@ class Engine:
             else:
                 expected = best_token(known, self.banned.get(row))
             assert token == expected, f"seat {row} after {len(self.tokens[row])} tokens"
-            self.tokens[row].append(token)
+            self.tokens[row].append(max(token, 0))  # a step ahead goes on with token 0
 
     def prefill(self, rows: list[int], sms: int, groups=((0, LAYERS),)) -> None:
         parts = tuple(PromptPart(row, 0, len(PROMPTS[row]), True) for row in rows)
@@ -271,6 +273,22 @@ def test_rows_with_rules_are_drawn_by_them_and_their_neighbours_as_ever(engine):
     )
     assert all(one.top_ids == () and one.rank == 1 for one in engine.told[3])
     assert 0 not in engine.told and 2 not in engine.told
+
+
+def test_rows_for_which_no_token_is_possible_say_so_and_harm_nobody(engine):
+    engine.rules = {
+        1: TokenRules(allowed_ids=(4, 5), bad_words=((4,), (5,))),
+        2: TokenRules(allowed_ids=(9,), bad_words=((9, 9),)),
+        3: TokenRules(allowed_ids=(4, 9), min_tokens=1, end_ids=(4, 9), logprobs=2),
+    }
+    engine.prefill([0, 1, 2], 4)
+    assert engine.tokens[1][-1] == 0
+    engine.launch(DecodeStep(2), rows=(0, 1, 2))
+    engine.mixed(3, 0, 29, (2, 1, 0))
+    engine.banned = {2: (1 << 5).to_bytes(4, "little")}
+    for _ in range(2):
+        engine.launch(DecodeStep(2), rows=(3, 0, 2, 1))
+    assert engine.told[3]
 
 
 PENALTIES = (

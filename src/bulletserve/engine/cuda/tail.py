@@ -70,10 +70,10 @@ class Tail:
         out = torch.empty(len(ruled), dtype=torch.int32, device=every.device)
         sample(logits, narrow, live, self._seats.ruled_device, positions, out, self._scratch, sms)
         history.note(rows.seats, out.long())
-        self._replace(rows, out)
+        self._replace(rows, out, out)
 
-    def _replace(self, rows: RuledRows, tokens: Tensor) -> None:
-        self.tokens.index_copy_(0, rows.at, tokens)
+    def _replace(self, rows: RuledRows, tokens: Tensor, told: Tensor) -> None:
+        self.tokens.index_copy_(0, rows.at, told)
         self._seats.device.last_token.index_copy_(0, rows.seats, tokens)
 
     def _redraw(self, ruled: Sequence[RuledRow], sms: int, drawn: Drawn) -> None:
@@ -88,10 +88,10 @@ class Tail:
             sample(logits, narrow, live, seats, positions, out, self._scratch, sms)
             return out.long()
 
-        _, told = rows.draw(every[rows.at], self._seats.history, seats.temperature[rows.seats], draw)
-        self._replace(rows, out)
-        if told is not None:
-            drawn.logprobs.append((ruled, to_host(told)))
+        chosen = rows.draw(every[rows.at], self._seats.history, seats.temperature[rows.seats], draw)
+        self._replace(rows, out, chosen.told.int())
+        if chosen.logprobs is not None:
+            drawn.logprobs.append((ruled, to_host(chosen.logprobs)))
 
     def of_prompt(
         self, hidden: Tensor, targets: Tensor, most: int, context: CudaStepContext, rows: int
