@@ -1,10 +1,17 @@
 """Where there is no GPU, Triton interprets our kernels: it has to know before any of them is imported. Property tests
 try the same examples each time, so that what passed passes again; `HYPOTHESIS_PROFILE=explore` tries new ones.
+
+Before torch comes the package, which tells OpenMP how long to spin, as it does in every process of ours: with OpenMP's
+own default a test on a machine that others use takes eight times as long.
 """
 
 import importlib.util
 import os
 from typing import Any
+
+import bulletserve  # noqa: F401
+
+# isort: split
 
 import torch
 from hypothesis import settings
