@@ -7,7 +7,6 @@ own default a test on a machine that others use takes eight times as long.
 
 import importlib.util
 import os
-from typing import Any
 
 import bulletserve  # noqa: F401
 
@@ -22,13 +21,6 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 if not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None:
     os.environ["TRITON_INTERPRET"] = "1"
-    from triton.runtime import interpreter
+    from tests.interpreter import prepare
 
-    _patch_tensor = interpreter._patch_lang_tensor
-
-    def _patch_tensor_for_numpy(tensor: Any, scope: Any) -> None:
-        """The interpreter calls int() on arrays of one element, which numpy 2.4 refuses."""
-        _patch_tensor(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
-
-    interpreter._patch_lang_tensor = _patch_tensor_for_numpy
+    prepare()
