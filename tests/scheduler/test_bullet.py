@@ -111,7 +111,7 @@ def test_a_lane_alone_has_the_whole_device() -> None:
     tpot_room=st.floats(1.06, 3.0),
     beside=st.sampled_from((1.0, 1.5, 4.0)),
 )
-@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@settings(max_examples=100, deadline=None)
 def test_a_lone_request_whose_targets_can_be_met_meets_them(
     tokens: int, output: int, ttft_room: float, tpot_room: float, beside: float
 ) -> None:
@@ -122,7 +122,7 @@ def test_a_lone_request_whose_targets_can_be_met_meets_them(
 
 
 @given(seed=st.integers(0, 1000), beside=st.sampled_from((1.0, 1.3, 4.0)))
-@settings(max_examples=15, deadline=None, derandomize=True, database=None)
+@settings(max_examples=15, deadline=None)
 def test_nobody_starves_below_full_load(seed: int, beside: float) -> None:
     """At about 70 % of what the device can do: long prompts that are always in the way, requests without targets, and
     some whose targets nobody could meet, among many short ones."""
@@ -151,7 +151,7 @@ def test_decode_pauses_only_as_long_as_it_may() -> None:
 
 
 @given(seed=st.integers(0, 1000), beside=st.sampled_from((1.0, 1.3)), ride=st.sampled_from((0.3, 0.8)))
-@settings(max_examples=15, deadline=None, derandomize=True, database=None)
+@settings(max_examples=15, deadline=None)
 def test_gaps_are_no_longer_than_the_target_and_first_ones_than_two(seed: int, beside: float, ride: float) -> None:
     """Where forecasts are right and some way keeps the pace; one history in a hundred goes an eighth beyond the target
     at most. A prompt that ends waits for the step under way, never for one that is queued behind it."""
