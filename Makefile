@@ -31,8 +31,11 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup ## serve SmolLM2 on this machine, talk to it, compare the policies
 	$(BIN)/python examples/demo.py
 
+# Many tests wait for clocks and sockets, and soak runs for a time that is set: two at once, also on two cores
+JOBS ?= 2
+
 test: setup ## run all tests
-	$(BIN)/python -m pytest -m 'not gpu'
+	$(BIN)/python -m pytest -m 'not gpu' -n $(JOBS) --dist worksteal
 
 # Seconds of each abuse and fuzz run: a minute in `make check`, ten in `make soak`, a few among `make test`
 SOAK_S ?= 60

@@ -26,7 +26,7 @@ from bulletserve.client.outcome import Outcome
 from bulletserve.client.prompts import HIGH_ID, TimedPrompt
 from bulletserve.client.replay import replay
 from bulletserve.client.server import Server
-from record import record
+from record import tell
 
 STREAMS, STREAM_TOKENS = 16, 400
 LONG = (32_000, 100_000)
@@ -145,10 +145,7 @@ def main() -> int:
     parser.add_argument("--vocabulary", type=int, default=HIGH_ID, help="token ids are below this (%(default)s)")
     parser.add_argument("--name", default="long_prompts", help="of the document in benchmarks/results")
     options = parser.parse_args()
-    figures = asyncio.run(measure(options))
-    for key, value in figures.items():
-        print(f"{key:40} {value:10.2f}")
-    print(record(options.name, figures))
+    tell(options.name, asyncio.run(measure(options)))
     return 0
 
 

@@ -9,16 +9,15 @@ import json
 import os
 import platform
 import shlex
-import subprocess
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 
+from bulletserve.machine import code_commit, cpu_name
+
 RESULTS = Path(__file__).parent / "results"
-COMMIT_VARIABLE = "BENCHMARK_COMMIT"
-"""Names the commit where the files were copied without their repository."""
 
 _PACKAGES = (
     "bulletserve",
@@ -39,7 +38,7 @@ def record(name: str, metrics: Mapping[str, float], *, folder: Path = RESULTS) -
         "command": command(),
         "hardware": hardware(),
         "versions": versions(),
-        "commit": commit(),
+        "commit": code_commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "metrics": {key: round(value, 4) for key, value in metrics.items()},
     }
@@ -47,6 +46,14 @@ def record(name: str, metrics: Mapping[str, float], *, folder: Path = RESULTS) -
     path = folder / f"{name}.json"
     path.write_text(json.dumps(document, indent=2) + "\n")
     return path
+
+
+def tell(name: str, metrics: Mapping[str, float]) -> None:
+    """Print each figure on a line of its own, `record` all, and print where they are."""
+    width = max(map(len, metrics), default=0)
+    for key, value in metrics.items():
+        print(f"{key:{width}} {value:12.3f}")
+    print("written:", record(name, metrics))
 
 
 def command() -> str:
@@ -59,7 +66,7 @@ def command() -> str:
 def hardware() -> dict[str, str | int]:
     """The CPU, its cores, the load on it now and, where there is one, the GPU."""
     found: dict[str, str | int] = {
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cores": os.cpu_count() or 0,
         "load_average_1min": f"{os.getloadavg()[0]:.2f}",
     }
@@ -95,30 +102,3 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
-
-
-@cache
-def commit() -> str:
-    """The commit that is checked out, with `-dirty` if the tree differs from it.
-
-    Outside of git what `COMMIT_VARIABLE` says, else `unknown`.
-    """
-    try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return os.environ.get(COMMIT_VARIABLE, "unknown")
-    return done.stdout.strip()
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")

@@ -10,12 +10,15 @@ up (caches of the allocator, of the kernel's sockets): what grows is counted fro
 """
 
 import argparse
+import http.client
 import json
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -24,12 +27,16 @@ import numpy as np
 
 from bulletserve.telemetry.goodput import tiers_of
 from bulletserve.workload.request_list import read_request_list, with_new_gaps
-from record import record
+from record import tell
 
 EVERY_S = 5.0
 WARM_S = 60.0
 SETTLE_S = 3.0
 GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+
+
+class Gone(Exception):
+    """The server is not there any more, or says nothing; or its client gave up."""
 
 
 @dataclass
@@ -49,22 +56,31 @@ def tree(pid: int) -> list[int]:
     while todo:
         found.append(todo.pop())
         for path in Path(f"/proc/{found[-1]}/task").glob("*/children"):
-            todo += map(int, path.read_text().split())
+            with suppress(OSError):  # it ended while we looked
+                todo += map(int, path.read_text().split())
     return found
 
 
 def sample(pid: int, url: str, began_s: float) -> Sample:
-    """Look once."""
+    """Look once. Raises `Gone`."""
     resident = files = threads = 0
     for each in tree(pid):
-        status = dict(line.split(":", 1) for line in Path(f"/proc/{each}/status").read_text().splitlines())
-        if "VmRSS" not in status:  # it has ended and nobody has asked for its status yet
+        try:
+            status = dict(line.split(":", 1) for line in Path(f"/proc/{each}/status").read_text().splitlines())
+            if "VmRSS" not in status:  # it has ended and nobody has asked for its status yet
+                continue
+            files += len(list(Path(f"/proc/{each}/fd").iterdir()))
+        except OSError:  # it has just ended
             continue
         resident += int(status["VmRSS"].split()[0])
         threads += int(status["Threads"])
-        files += len(list(Path(f"/proc/{each}/fd").iterdir()))
-    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
-        lines = answer.read().decode().splitlines()
+    if not resident:
+        raise Gone(f"there is no process {pid}: the server has ended")
+    try:
+        with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+    except (OSError, http.client.HTTPException) as error:
+        raise Gone(f"the server does not answer at {url}/metrics: {error}") from error
     values = {
         line.split("{")[0].removeprefix("bullet:"): float(line.rsplit(" ", 1)[1]) for line in lines if line[0] != "#"
     }
@@ -131,6 +147,42 @@ def growth(samples: list[Sample], last: Sample) -> dict[str, float]:
     }
 
 
+@contextmanager
+def client(options: argparse.Namespace, requests: Path, answers: Path, count: int) -> Iterator[subprocess.Popen[bytes]]:
+    """`bullet bench`, sending `requests`. It has ended afterwards, whatever happens meanwhile."""
+    tier = next(each for each in tiers_of(options.workload.stem) if each.name == options.tier)
+    bullet = "import sys; from bulletserve.cli import main; sys.exit(main(sys.argv[1:]))"
+    running = subprocess.Popen(
+        [sys.executable, "-c", bullet, "bench", "--url", options.url, "--workload", str(requests)]
+        + ["--rate", str(options.rate), "--requests", str(count), "--jsonl", str(answers)]
+        + ["--token-ids", options.token_ids]
+        + ["--ttft-slo-ms", str(tier.ttft_s * 1e3), "--tpot-slo-ms", str(tier.tpot_s * 1e3)]
+    )
+    try:
+        yield running
+    finally:
+        running.kill()
+        running.wait()
+
+
+def measure(options: argparse.Namespace, folder: Path) -> dict[str, float]:
+    """Drive and watch; files lie in `folder`. Raises `Gone`."""
+    requests, answers = folder / "requests.jsonl", folder / "answers.jsonl"
+    count = traffic(options.workload, options.rate, options.minutes, requests)
+    began_s = time.monotonic()
+    samples = [sample(options.pid, options.url, began_s)]
+    with client(options, requests, answers, count) as sending:
+        while sending.poll() is None:
+            time.sleep(EVERY_S)
+            samples.append(sample(options.pid, options.url, began_s))
+    if sending.returncode:
+        raise Gone(f"bullet bench gave up with status {sending.returncode}")
+    time.sleep(SETTLE_S)
+    last = sample(options.pid, options.url, began_s)
+    lines = [json.loads(line) for line in answers.read_text().splitlines()]
+    return {"rate_req_s": options.rate} | by_minute(lines, round(options.minutes)) | growth(samples, last)
+
+
 def main() -> int:
     """Drive, watch, print, record."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -143,30 +195,13 @@ def main() -> int:
     parser.add_argument("--token-ids", default="1000-32000", metavar="LOW-HIGH", help="from which prompts are drawn")
     parser.add_argument("--name", default="steady_run", help="of the document in benchmarks/results")
     options = parser.parse_args()
-    folder = Path(tempfile.mkdtemp())
-    count = traffic(options.workload, options.rate, options.minutes, folder / "requests.jsonl")
-    tier = next(each for each in tiers_of(options.workload.stem) if each.name == options.tier)
-    began_s = time.monotonic()
-    samples = [sample(options.pid, options.url, began_s)]
-    bullet = "import sys; from bulletserve.cli import main; sys.exit(main(sys.argv[1:]))"
-    client = subprocess.Popen(
-        [sys.executable, "-c", bullet, "bench", "--url", options.url, "--workload", str(folder / "requests.jsonl")]
-        + ["--rate", str(options.rate), "--requests", str(count), "--jsonl", str(folder / "answers.jsonl")]
-        + ["--token-ids", options.token_ids]
-        + ["--ttft-slo-ms", str(tier.ttft_s * 1e3), "--tpot-slo-ms", str(tier.tpot_s * 1e3)]
-    )
-    while client.poll() is None:
-        time.sleep(EVERY_S)
-        samples.append(sample(options.pid, options.url, began_s))
-    if client.returncode:
-        return client.returncode
-    time.sleep(SETTLE_S)
-    last = sample(options.pid, options.url, began_s)
-    lines = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
-    figures = {"rate_req_s": options.rate} | by_minute(lines, round(options.minutes)) | growth(samples, last)
-    for key, value in figures.items():
-        print(f"{key:36} {value:10.3f}")
-    print(record(options.name, figures))
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            figures = measure(options, Path(folder))
+    except Gone as gone:
+        print(f"{parser.prog}: {gone}; nothing is recorded", file=sys.stderr)
+        return 1
+    tell(options.name, figures)
     return 0
 
 

@@ -1,10 +1,16 @@
 """Where there is no GPU, Triton interprets our kernels: it has to know before any of them is imported. Property tests
 try the same examples each time, so that what passed passes again; `HYPOTHESIS_PROFILE=explore` tries new ones.
+
+Before torch comes the package, which tells OpenMP how long to spin, as it does in every process of ours: with OpenMP's
+own default a test on a machine that others use takes eight times as long.
 """
 
 import importlib.util
 import os
-from typing import Any
+
+import bulletserve  # noqa: F401
+
+# isort: split
 
 import torch
 from hypothesis import settings
@@ -15,13 +21,6 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 if not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None:
     os.environ["TRITON_INTERPRET"] = "1"
-    from triton.runtime import interpreter
+    from tests.interpreter import prepare
 
-    _patch_tensor = interpreter._patch_lang_tensor
-
-    def _patch_tensor_for_numpy(tensor: Any, scope: Any) -> None:
-        """The interpreter calls int() on arrays of one element, which numpy 2.4 refuses."""
-        _patch_tensor(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
-
-    interpreter._patch_lang_tensor = _patch_tensor_for_numpy
+    prepare()

@@ -1,6 +1,6 @@
-"""A calibration from an engine to its errors: measures a design, fits, judges by points that the fit has not seen.
+"""A run of a calibration: measures a design on an engine. What is made of the samples: `calibration_fit`.
 
-Knows nothing about files or terminals. The points are run in random order, so that a drift of the machine is no
+Knows nothing about fits, files or terminals. The points are run in random order, so that a drift of the machine is no
 property of one kind of step, but kinds take turns: a run that is cut short has seen of each its part.
 """
 
@@ -8,17 +8,14 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import import_module
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 from bulletserve.commands.gpu_report import driver_version, installed
-from bulletserve.core.errors import ConfigError, EngineError
-from bulletserve.core.samples import Sample
-from bulletserve.estimator.calibration import NOT_ALL, Calibration
-from bulletserve.estimator.errors import Predictor, by_group, exact
+from bulletserve.core.errors import EngineError
 from bulletserve.machine import code_commit, device_name
 from bulletserve.measurements import Measurements
 from bulletserve.profiling.cache_contents import fill_cache
@@ -34,9 +31,6 @@ from bulletserve.profiling.traces import TooFewSteps
 if TYPE_CHECKING:
     from bulletserve.compose import Engine
 
-MOST_SKIPPED = 0.25
-"""A run of which more than this share gave no figure is no calibration."""
-
 STEADY, MOST_ROUNDS = 1.1, 5
 """Where points are run more than once, those whose two best runs are further apart are run again, up to so often."""
 
@@ -45,9 +39,6 @@ KEPT_S = 10.0
 
 CPU_CLOCK_MHZ = 1000.0
 """Stands for a clock that is not known: forecasts use ratios to it only."""
-
-Errors = Mapping[str, Mapping[str, float]]
-"""Per group of samples: median, p90, count."""
 
 
 @dataclass(frozen=True)
@@ -120,14 +111,6 @@ def in_turns(design: Design, rng: random.Random) -> list[Point]:
         for at, point in enumerate(rng.sample(points, len(points)))
     ]
     return [point for _, _, point in sorted(placed, key=lambda place: place[:2])]
-
-
-def check_enough(measured: Measurements) -> None:
-    """Raise `EngineError` for a run of which too little came."""
-    points = len({(s.step, s.partition, s.alongside) for s in measured.fitted + measured.held_out})
-    if measured.skipped and len(measured.skipped) > MOST_SKIPPED * (points + len(measured.skipped)):
-        what, why = measured.skipped[0]
-        raise EngineError(f"{len(measured.skipped)} points gave no figure, the first: {what}: {why}")
 
 
 class _Measuring:
@@ -239,42 +222,3 @@ def device_facts(plan: CalibrationPlan) -> dict[str, Any]:
         "commit": code_commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-
-
-def fit_measured(measured: Measurements) -> Calibration:
-    """The calibration, not judged; its note says so where not all was measured.
-
-    Raises `ConfigError` where there are too few samples.
-    """
-    fitting = import_module("bulletserve.estimator.fit")  # brings scipy
-    try:
-        facts = fitting.DeviceFacts.checked(measured.device)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"the samples do not say of which device they are: {error}") from error
-    found: Calibration = fitting.fit(measured.fitted, facts, measured.shape, measured.dtype_bytes).calibration
-    if measured.cut_short:
-        note = "; ".join(filter(None, (found.provenance.note, f"{NOT_ALL}: {measured.cut_short}")))
-        return replace(found, provenance=replace(found.provenance, note=note))
-    return found
-
-
-def fit_and_judge(measured: Measurements) -> tuple[Calibration, dict[str, Errors]]:
-    """The calibration with its errors on the points held out, and those of every way to forecast, by name.
-
-    Raises `ConfigError` where there are too few samples.
-    """
-    found, others = fit_measured(measured), import_module("bulletserve.estimator.baselines")
-    total, shape = found.total_sms, measured.shape
-    ways: dict[str, Predictor] = {
-        "calibrated": lambda sample: forecast_seconds(found, measured, sample),
-        "roofline": others.roofline(measured.fitted, total, shape, measured.dtype_bytes),
-        "linear regression": others.linear_regression(measured.fitted, total),
-    }
-    errors: dict[str, Errors] = {name: by_group(measured.held_out, predict) for name, predict in ways.items()}
-    return replace(found, provenance=replace(found.provenance, holdout_errors=errors["calibrated"])), errors
-
-
-def forecast_seconds(calibration: Calibration, measured: Measurements, sample: Sample) -> float:
-    """What `calibration` says of a sample's step."""
-    shape, total = measured.shape, calibration.total_sms
-    return exact(calibration.parameters, total, shape, sample, measured.dtype_bytes).seconds

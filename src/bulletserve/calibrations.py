@@ -22,6 +22,8 @@ _log = logging.getLogger(__name__)
 
 PACKAGED = Path(__file__).parent / "data" / "calibrations"
 SAMPLES_SUFFIX = ".samples.json"
+WORSE = "worse than a plain roofline"
+"""What the note of a calibration says that knows less of points held out than the plainest way to forecast."""
 
 
 def cache_folder() -> Path:
@@ -77,11 +79,11 @@ def find_calibration(device: str, total_sms: int, shape: ModelShape, dtype: str,
         fitting = list(_of_device(folder, device, total_sms, dtype))
         for path, one in fitting:
             if one.provenance.shape is not None and shape_hash(one.provenance.shape) == shape_hash(shape):
-                said = f"{whose} for this model, {one.provenance.samples} samples{_doubt(one)} ({path})"
+                said = f"{whose} for this model, {one.provenance.samples} samples{_doubt(one, fix)} ({path})"
                 return Found(one, said, own=True)
         if fitting:
             path, one = min(fitting, key=lambda found: _distance(found[1], shape))
-            return Found(one, f"{whose} with another model{_doubt(one)} ({path}); for this one run: {fix}")
+            return Found(one, f"{whose} with another model{_doubt(one, '')} ({path}); for this one run: {fix}")
     known = datasheet(device, total_sms)
     if known is not None:
         return Found(known, f"published peaks of {device}: times may be far off; measure them with: {fix}")
@@ -89,7 +91,7 @@ def find_calibration(device: str, total_sms: int, shape: ModelShape, dtype: str,
 
 
 def _of_device(folder: Path, device: str, total_sms: int, dtype: str) -> Iterator[tuple[Path, Calibration]]:
-    """The folder's calibrations of a device with numbers of this size: of whole runs first, and newest first."""
+    """The folder's calibrations of a device with numbers of this size: the sound ones first, and newest first."""
     found: list[tuple[Path, Calibration]] = []
     for path in sorted(folder.glob("*.json")):
         if path.name.endswith(SAMPLES_SUFFIX):
@@ -101,12 +103,20 @@ def _of_device(folder: Path, device: str, total_sms: int, dtype: str) -> Iterato
             continue
         if (one.device, one.total_sms) == (device, total_sms) and _as_wide(one.provenance.dtype, dtype):
             found.append((path, one))
-    yield from sorted(found, key=lambda pair: (pair[1].provenance.is_whole, pair[1].provenance.date), reverse=True)
+    yield from sorted(found, key=lambda pair: (is_sound(pair[1]), pair[1].provenance.date), reverse=True)
 
 
-def _doubt(calibration: Calibration) -> str:
+def is_sound(calibration: Calibration) -> bool:
+    """Whether all was measured that was planned, and no plain way to forecast knows more."""
     origin = calibration.provenance
-    return "" if origin.is_whole else f", {origin.note}"
+    return origin.is_whole and WORSE not in origin.note
+
+
+def _doubt(calibration: Calibration, fix: str) -> str:
+    if is_sound(calibration):
+        return ""
+    again = f"; to measure again, on an idle machine: {fix}" if fix else ""
+    return f", {calibration.provenance.note}{again}"
 
 
 def _as_wide(one: str, other: str) -> bool:

@@ -2,8 +2,9 @@
 
 Knows nothing about policies. A GPU without a calibration has its datasheet. No datasheet says what a CPU does with a
 model, so an engine that needs forecasts there measures itself for a few seconds, once: the result lies where `bullet
-calibrate` writes, and a real calibration replaces it. Where that fails (a busy machine) it goes by an ordinary CPU:
-steps that end are compared with their forecasts, and later ones corrected.
+calibrate` writes, and a real calibration replaces it. What was cut short or makes no good fit (a busy machine, a large
+model) serves that one run and is not kept. Where nothing came it goes by an ordinary CPU: steps that end are compared
+with their forecasts, and later ones corrected.
 """
 
 import logging
@@ -11,8 +12,9 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from bulletserve.calibration_run import dtype_bytes, fit_measured, make_plan, measure
-from bulletserve.calibrations import Found, default_path, find_calibration, samples_path
+from bulletserve.calibration_fit import fit_and_judge, fit_in_passing
+from bulletserve.calibration_run import dtype_bytes, make_plan, measure
+from bulletserve.calibrations import Found, default_path, find_calibration, is_sound, samples_path
 from bulletserve.core.errors import BulletError
 from bulletserve.core.snapshot import MAX_BATCH_TOKENS
 from bulletserve.engine.load import choose_device
@@ -57,7 +59,7 @@ def forecasts_for(engine: "Engine", *, needed: bool) -> Forecasts:
             found = _measured_now(engine, found)
     if found.calibration is None:
         return Forecasts(None, "")
-    warned = found.calibration.provenance.source == "datasheet"
+    warned = found.calibration.provenance.source == "datasheet" or not is_sound(found.calibration)
     if warned:
         _log.warning("forecasts go by %s", found.source)
     # How large a step its host launches in one piece is the engine's affair, whoever measured.
@@ -77,30 +79,35 @@ def _fitted_again(engine: "Engine", device_kind: str) -> Found | None:
     if not samples.exists():
         return None
     try:
-        calibration = fit_measured(load_measurements(samples))
+        calibration, _ = fit_and_judge(load_measurements(samples))
         calibration.save(path)
     except (BulletError, ValueError, OSError) as error:
         _log.warning("%s cannot be fitted again: %s", samples, error)
         return None
-    return Found(calibration, f"fitted again from samples that were there ({samples})", own=True)
+    doubt = "" if is_sound(calibration) else f", {calibration.provenance.note}"
+    return Found(calibration, f"fitted again from samples that were there ({samples}){doubt}", own=True)
 
 
 def _measured_now(engine: "Engine", otherwise: Found) -> Found:
-    """A brief calibration of this CPU, written down; else `otherwise`, or the numbers of an ordinary CPU."""
+    """A brief calibration of this CPU, written down if it is sound; else `otherwise`, or the numbers of an ordinary
+    CPU."""
+    fix = f"bullet calibrate {engine.config.model or ''}".rstrip()
     began_s = time.monotonic()
     shape, lattice = engine.checkpoint.shape, engine.limits.lattice
     path = default_path(device_name("cpu"), lattice.total_sms, shape, engine.info.dtype)
     try:
         plan = make_plan(engine, "cpu", brief=True, seed=engine.config.seed)
         measured = measure(plan, until_s=began_s + FIRST_START_S)
-        calibration = fit_measured(measured)
+        calibration = fit_in_passing(measured)
     except (BulletError, ValueError, OSError) as error:
         if otherwise.calibration is not None:
-            _log.warning("this CPU could not be measured in passing (%s): bullet calibrate does it thoroughly", error)
+            _log.warning("this CPU could not be measured in passing (%s): %s does it thoroughly", error, fix)
             return otherwise
-        fix = f"bullet calibrate {engine.config.model or ''}".rstrip()
         why = f"the numbers of an ordinary CPU, as this one could not be measured in passing ({error}): run {fix}"
         return Found(ordinary_cpu(device_name("cpu"), lattice.total_sms), why)
+    if not is_sound(calibration):
+        why = f"what could be measured in passing, for this run only ({calibration.provenance.note})"
+        return Found(calibration, f"{why}: the next start measures again, and on an idle machine, for good: {fix}")
     took_s = time.monotonic() - began_s
     try:
         measured.save(samples_path(path))

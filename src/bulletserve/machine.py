@@ -3,6 +3,7 @@
 Knows nothing about engines. torch is imported only to ask a GPU for its name.
 """
 
+import os
 import platform
 import subprocess
 from functools import cache
@@ -10,6 +11,9 @@ from importlib import import_module
 from pathlib import Path
 
 from bulletserve.version import __version__
+
+COMMIT_VARIABLE = "BENCHMARK_COMMIT"
+"""Names the commit where the files were copied without their repository, or into another one."""
 
 
 def device_name(device: str) -> str:
@@ -32,7 +36,10 @@ def cpu_name() -> str:
 
 @cache
 def code_commit() -> str:
-    """The commit that this file is of, with `-dirty` if the tree differs; the version where there is no repository."""
+    """What `COMMIT_VARIABLE` says, else the commit that this file is of, with `-dirty` if the tree differs; the version
+    where there is no repository."""
+    if named := os.environ.get(COMMIT_VARIABLE):
+        return named
     here = Path(__file__)
     try:
         _git(here.parent, "ls-files", "--error-unmatch", here.name)

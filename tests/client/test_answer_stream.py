@@ -113,7 +113,7 @@ def test_a_stream_that_does_not_end_is_ended() -> None:
     counts=st.lists(st.integers(1, 4), min_size=1, max_size=12),
     gaps=st.lists(st.integers(1, 9), min_size=12, max_size=12),
 )
-@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@settings(max_examples=200, deadline=None)
 def test_no_figure_depends_on_how_the_tokens_are_counted(counts: list[int], gaps: list[int]) -> None:
     """The same answer told with ids, with usage on every event, and with usage at the end alone."""
     total, prompt = sum(counts), 3

@@ -17,7 +17,7 @@ payloads = st.lists(st.text(st.characters(exclude_characters="\r\n\x0b\x0c\x1c\x
     beside=st.sampled_from([b"", b": ping", b"event: message", b"id: 3"]),
     cuts=st.lists(st.integers(0, 400)),
 )
-@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@settings(max_examples=300, deadline=None)
 def test_any_cuts_give_the_same_events(
     payloads: list[str], end: bytes, space: bool, beside: bytes, cuts: list[int]
 ) -> None:

@@ -2,15 +2,16 @@
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from bulletserve import calibrations, forecasting
+from bulletserve import calibration_run, calibrations, forecasting
 from bulletserve.calibrations import cache_folder, default_path, samples_path
 from bulletserve.comparison.arm_run import TimedPrompt, run_arm
 from bulletserve.compose import Engine, build_engine
@@ -23,8 +24,10 @@ from bulletserve.core.snapshot import Limits
 from bulletserve.estimator.calibration import Calibration, Provenance, datasheet, load
 from bulletserve.forecasting import forecasts_for
 from bulletserve.machine import cpu_name
+from bulletserve.profiling.points import Point
 from bulletserve.scheduler.policies import make_policy
 from tests.end_to_end.test_processes import CONFIG
+from tests.profiling.steady_cpu import measures_steadily
 
 LLAMA = ModelShape("llama", 32, 4096, 14336, 32, 8, 128, 128256, 131072)
 LATTICE = Lattice.of_splits(132, (Partition(100, 32),))
@@ -108,21 +111,24 @@ def test_a_cpu_is_not_measured_for_a_policy_without_forecasts(
 
 
 @pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on an idle machine: what is measured at a first start is not cut short."""
-    monkeypatch.setattr(forecasting, "FIRST_START_S", 120.0)
+def steady(cpu_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on an idle machine: what is measured at a first start makes a good fit."""
+    measures_steadily(monkeypatch, cpu_engine.checkpoint.shape, cpu_engine.limits.lattice.total_sms)
 
 
-@pytest.mark.usefixtures("patient")
+def path_of(engine: Engine) -> Path:
+    return default_path(cpu_name(), engine.limits.lattice.total_sms, engine.checkpoint.shape, engine.info.dtype)
+
+
+@pytest.mark.usefixtures("steady")
 def test_a_cpu_is_measured_once_for_a_policy_with_forecasts(
     cpu_engine: Engine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy: Any = Foresighted()
     loop = cpu_engine.loop(Nowhere(), policy)
-    limits, dtype = cpu_engine.limits, cpu_engine.info.dtype
-    path = default_path(cpu_name(), limits.lattice.total_sms, cpu_engine.checkpoint.shape, dtype)
-    made = load(path)
-    assert made.provenance.source == "measured" and made.parameters.graph_tokens == limits.captured_rows
+    made = load(path_of(cpu_engine))
+    assert made.provenance.source == "measured"
+    assert made.parameters.graph_tokens == cpu_engine.limits.captured_rows
     assert isinstance(loop.state.estimator, forecasting.Estimator)
     assert any("measured just now, once" in note for note in cpu_engine.info.notes) and not caplog.records
 
@@ -136,16 +142,53 @@ def test_a_cpu_is_measured_once_for_a_policy_with_forecasts(
     assert "measured on this machine for this model" in cpu_engine.info.notes[-1]
 
 
-@pytest.mark.usefixtures("patient")
+def slow_prompts(point: Point) -> float:
+    """Times as on a machine where another program takes turns with ours, so that kinds of steps disagree."""
+    return {"prefill": 1.0, "decode": 1.0}.get(point.kind, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("noise", "runs", "doubt"),
+    [
+        (lambda point: 1.0, 4, "not all was measured: time ran out after 4 of 12 runs"),
+        (slow_prompts, inf, "worse than a plain roofline, off by "),
+    ],
+    ids=["cut short", "noisy"],
+)
+def test_what_makes_no_good_calibration_serves_one_run_and_is_measured_again(
+    noise: Callable[[Point], float],
+    runs: float,
+    doubt: str,
+    cpu_engine: Engine,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shape, total = cpu_engine.checkpoint.shape, cpu_engine.limits.lattice.total_sms
+    done = measures_steadily(monkeypatch, shape, total, noise)
+    clock = SimpleNamespace(monotonic=lambda: 1e6 if len(done) > runs else 0.0)  # one more run warms up
+    monkeypatch.setattr(calibration_run, "time", clock)
+    monkeypatch.setattr(forecasting, "time", clock)
+    loop = cpu_engine.loop(Nowhere(), Foresighted())  # type: ignore[arg-type]
+    assert loop.state.estimator is not None and loop.state.estimator.calibration.provenance.source == "measured"
+    assert doubt in caplog.text and f"bullet calibrate {cpu_engine.config.model}" in caplog.text
+    assert not cache_folder().exists(), "nothing is kept"
+    clock.monotonic = lambda: 0.0
+    measures_steadily(monkeypatch, shape, total)
+    cpu_engine.forecasts = None
+    caplog.clear()
+    cpu_engine.loop(Nowhere(), Foresighted())  # type: ignore[arg-type]
+    assert "measured just now, once" in cpu_engine.info.notes[-1] and not caplog.records
+    assert load(path_of(cpu_engine)).provenance.note == ""
+
+
+@pytest.mark.usefixtures("steady")
 def test_samples_that_lie_there_are_fitted_again_where_their_calibration_cannot_be_read(
     cpu_engine: Engine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of an earlier version, say. They may have taken minutes: seven seconds of measuring must not replace them."""
     policy: Any = Foresighted()
     cpu_engine.loop(Nowhere(), policy)
-    path = default_path(
-        cpu_name(), cpu_engine.limits.lattice.total_sms, cpu_engine.checkpoint.shape, cpu_engine.info.dtype
-    )
+    path = path_of(cpu_engine)
     before, samples = load(path), samples_path(path).read_bytes()
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 1}))
 

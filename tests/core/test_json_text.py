@@ -14,7 +14,7 @@ VALUES = st.recursive(
 
 
 @given(value=VALUES)
-@settings(deadline=None, derandomize=True, database=None)
+@settings(deadline=None)
 def test_what_is_json_is_read(value: Any) -> None:
     assert parse_json(json.dumps(value)) == value
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from bulletserve.core.prefix import HASH_BYTES, block_hashes, next_hash, root_hash
 
 token_lists = st.lists(st.integers(0, 3), max_size=12)
-plain = settings(max_examples=200, deadline=None, derandomize=True, database=None)
+plain = settings(max_examples=200, deadline=None)
 
 
 @given(one=token_lists, two=token_lists, salts=st.tuples(st.sampled_from(("", "s")), st.sampled_from(("", "s"))))

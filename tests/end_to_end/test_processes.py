@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -91,12 +93,21 @@ def test_a_killed_engine_is_an_error_for_clients_and_is_started_again_once(serve
     assert served.process.wait(30) == 70
 
 
+def socket_folders(pid: int) -> set[Path]:
+    """Where a process listens on Unix sockets."""
+    own = set()
+    for each in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            own.add(str(each.readlink()))
+    rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    return {Path(row[7]).parent for row in rows if len(row) > 7 and f"socket:[{row[6]}]" in own}
+
+
 def test_sigterm_ends_both_processes_in_order(tmp_path: Path) -> None:
-    before = set(Path("/tmp").glob("bullet-*"))
     served = Served(tmp_path)
     engine = served.engine_pid()
-    folders = set(Path("/tmp").glob("bullet-*")) - before
-    assert folders
+    folders = socket_folders(served.process.pid)
+    assert [folder.name.startswith("bullet-") for folder in folders] == [True]
     with long_stream(served) as stream:
         lines = stream.iter_lines()
         next(lines)
@@ -156,10 +167,14 @@ def test_what_cannot_work_is_one_line_with_the_fix(tmp_path: Path) -> None:
         ("--enable-auto-tool-choice",): "--tool-call-parser",
         ("--tool-call-parser", "hermes"): "--enable-auto-tool-choice",
     }
-    for flags, fix in cases.items():
-        run = subprocess.run(
-            [BULLET, "serve", "--port", "0", *flags], capture_output=True, text=True, timeout=60, check=False
-        )
+
+    def serve(flags: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+        words = [BULLET, "serve", "--port", "0", *flags]
+        return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+
+    with ThreadPoolExecutor(2) as pool:
+        runs = list(pool.map(serve, cases))
+    for (flags, fix), run in zip(cases.items(), runs, strict=True):
         assert run.returncode in (1, 2), flags
         assert fix in run.stderr, (flags, run.stderr)
         assert "Traceback" not in run.stderr

@@ -132,7 +132,7 @@ def test_and_a_regular_expression(walk: Walk, seed: int) -> None:
     ),
     seed=st.integers(0, 2**32),
 )
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=60, deadline=None)
 def test_and_any_list_of_choices(walk: Walk, choices: list[str], seed: int) -> None:
     assert walk.random_answer(choice_grammar(choices, "structured_outputs"), seed) in choices
 
@@ -164,7 +164,7 @@ values = st.recursive(
 
 
 @given(value=st.dictionaries(texts, values, max_size=3))
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=60, deadline=None)
 def test_any_object_is_an_object_and_nothing_else_is(walk: Walk, value: dict[str, object]) -> None:
     grammar = json_grammar(ANY_OBJECT, "response_format")
     assert walk.accepts(grammar, json.dumps(value, ensure_ascii=False))

@@ -44,7 +44,7 @@ def test_short_answers_catch_up_at_once_and_long_ones_in_a_quiet_moment() -> Non
 
 
 @given(st.lists(st.integers(1, 50), max_size=300))
-@settings(deadline=None, derandomize=True, database=None)
+@settings(deadline=None)
 def test_the_first_decile_of_the_last_hundred_answers(lengths: list[int]) -> None:
     known = AnswerLengths()
     assert known.short_tokens == 0

@@ -53,7 +53,7 @@ def least_slack_s(rows: list[Row], now_s: float) -> float:
         max_size=40,
     ),
 )
-@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@settings(max_examples=300, deadline=None)
 def test_sums_equal_sums_made_anew(block_size: int, moves: list[tuple[str, int, int, Slo, float | None]]) -> None:
     rows_of = DecodeSet(block_size)
     rows: dict[int, Row] = {}

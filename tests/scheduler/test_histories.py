@@ -18,6 +18,7 @@ from bulletserve.scheduler.policies.chunked_prefill import ChunkedPrefill
 from bulletserve.scheduler.policies.static_split import StaticSplit
 from bulletserve.scheduler.policies.time_sliced import TimeSliced
 from bulletserve.scheduler.policy import Policy
+from tests.examples import examples
 from tests.scheduler.cases import cases, moments
 from tests.scheduler.random_policy import RandomPolicy
 from tests.scheduler.world import TOTAL_SMS, Case, World, lanes_of
@@ -40,11 +41,9 @@ POLICIES = {
     "random": st.builds(RandomPolicy, st.integers(0, 10_000)),
 }
 quick = settings(
-    max_examples=200,
+    max_examples=examples(100),
     phases=[Phase.generate],
     deadline=None,
-    derandomize=True,
-    database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 
@@ -92,7 +91,7 @@ def test_whatever_ends_the_loop_everyone_is_answered(name: str, data: st.DataObj
 
 @pytest.mark.parametrize("name", POLICIES)
 @given(data=st.data(), case=cases())
-@settings(quick, max_examples=100)
+@settings(quick, max_examples=examples(50))
 def test_steps_keep_the_order_of_their_lanes(name: str, data: st.DataObject, case: Case) -> None:
     """A lane's steps run one after the other, a step on all SMs after everything that was started before it."""
     world = World(case, data.draw(POLICIES[name])).drain()

@@ -141,7 +141,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 TestLedger = LedgerMachine.TestCase
-TestLedger.settings = settings(max_examples=150, stateful_step_count=30, deadline=None, derandomize=True, database=None)
+TestLedger.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
 
 
 def names_of(*tokens: int, salt: str = "") -> list[bytes]:

@@ -17,7 +17,7 @@ moves = st.lists(
 
 
 @given(moves, st.sampled_from(tuple(ORDERINGS)), st.sampled_from(ADMISSIONS))
-@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@settings(max_examples=300, deadline=None)
 def test_a_queue_is_what_it_would_be_if_it_were_made_anew(
     moves: list[tuple[str, float, float, int, bool]], ordering: str, admission: str
 ) -> None:

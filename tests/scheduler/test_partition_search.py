@@ -17,7 +17,7 @@ from tests.scheduler.world import LATTICE
 forecasters = st.builds(
     Arithmetic, beside=st.sampled_from((1.0, 1.3)), ride=st.sampled_from((0.1, 0.9)), row_s=st.sampled_from((0.0, 1e-3))
 )
-quick = settings(max_examples=200, deadline=None, derandomize=True, database=None)
+quick = settings(max_examples=200, deadline=None)
 
 
 @given(forecasters, st.floats(0.0, 0.04), st.sampled_from((0, 2, 4, 6, 8)), st.integers(1, 100))

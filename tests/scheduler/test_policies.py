@@ -17,16 +17,15 @@ from bulletserve.scheduler.policies.static_split import StaticSplit
 from bulletserve.scheduler.policies.time_sliced import TimeSliced
 from bulletserve.scheduler.policy import NoForecasts, Policy
 from bulletserve.scheduler.queue_rules import ADMISSIONS, ORDERINGS
+from tests.examples import examples
 from tests.scheduler.cases import snapshots
 from tests.scheduler.forecasters import FORECASTS, Arithmetic
 from tests.scheduler.test_plan_check import SNAPSHOT
 from tests.scheduler.world import TOTAL_SMS
 
 many = settings(
-    max_examples=400,
+    max_examples=examples(200),
     deadline=None,
-    derandomize=True,
-    database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 NO_FORECASTS = NoForecasts()
@@ -48,7 +47,7 @@ forecasters = st.builds(
 
 
 @given(snapshot=snapshots(), policy=policies, forecasts=forecasters)
-@settings(many, max_examples=800)
+@settings(many, max_examples=examples(400))
 def test_every_plan_keeps_the_rules(snapshot: Snapshot, policy: Policy, forecasts: Arithmetic) -> None:
     plan = policy.decide(snapshot, forecasts)
     plan_check(snapshot, plan)
@@ -57,7 +56,7 @@ def test_every_plan_keeps_the_rules(snapshot: Snapshot, policy: Policy, forecast
 
 
 @given(snapshot=snapshots(), policy=policies)
-@settings(many, max_examples=150)
+@settings(many, max_examples=examples(150))
 def test_a_snapshot_read_back_is_the_same_and_decides_the_same(snapshot: Snapshot, policy: Policy) -> None:
     plan = policy.decide(snapshot, FORECASTS)  # fills the lattice's caches
     read = msgspec.json.decode(msgspec.json.encode(snapshot), type=Snapshot)

@@ -30,7 +30,7 @@ def entry(number: int, tokens: int, deadline_s: float, priority: int = 0) -> Wai
 
 
 @given(prompts)
-@settings(deadline=None, derandomize=True, database=None)
+@settings(deadline=None)
 def test_no_other_order_has_more_prompts_in_time(asked: list[tuple[int, int]]) -> None:
     """`asked`: tokens, and the deadline in tokens of work from now."""
     waiting = tuple(entry(n, tokens, 10.0 + due * TOKEN_S) for n, (tokens, due) in enumerate(asked))
@@ -124,7 +124,7 @@ lengths = st.one_of(st.integers(1, 600), st.integers(MAX_RANGE_TOKENS, 30_000))
 
 
 @given(st.lists(st.tuples(lengths, st.integers(1, 150_000), st.sampled_from((0, 0, 0, 1))), max_size=12))
-@settings(deadline=None, derandomize=True, database=None)
+@settings(deadline=None)
 def test_giving_way_makes_nobody_late_and_the_mean_no_longer(asked: list[tuple[int, int, int]]) -> None:
     """`asked`: tokens, the deadline in tokens of work from now, priority."""
     waiting = tuple(entry(n, tokens, 10.0 + due * TOKEN_S, prio) for n, (tokens, due, prio) in enumerate(asked))

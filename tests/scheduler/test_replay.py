@@ -62,7 +62,7 @@ def test_a_recorded_run_is_decided_again_without_a_difference(policy: str, tmp_p
 
 
 @given(case=cases())
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=60, deadline=None)
 def test_any_history_leads_to_the_same_snapshots_again(case: Case) -> None:
     """Prefix hits, preemptions, aborts and failing steps included: a policy that looks at all of a snapshot says so."""
 

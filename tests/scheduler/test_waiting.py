@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bulletserve.core.events import Aborted, Arrived, CacheReset, Event
@@ -18,6 +18,7 @@ from bulletserve.scheduler.batching import admissions
 from bulletserve.scheduler.policy import Policy
 from bulletserve.scheduler.queue_rules import QueueRules
 from bulletserve.scheduler.waiting import AT_ONCE
+from tests.examples import examples
 from tests.scheduler.cases import cases
 from tests.scheduler.forecasters import Arithmetic
 from tests.scheduler.test_histories import POLICIES, quick
@@ -197,7 +198,7 @@ def decisions(case: Case, policy: Policy) -> list[tuple[float, Any]]:
 
 @pytest.mark.parametrize("name", POLICIES)
 @given(data=st.data(), case=cases())
-@quick
+@settings(quick, max_examples=examples(50))
 def test_without_shared_prefixes_nothing_is_decided_otherwise(name: str, data: st.DataObject, case: Case) -> None:
     """Each prompt is of numbers of its own, and there is room for all: nobody finds even its own blocks again."""
     own = tuple(

@@ -68,7 +68,7 @@ def test_targets_that_cannot_be(fields: dict[str, object]) -> None:
 
 
 @given(tpot_ms=st.floats(1e-3, 3.6e6))
-@settings(deadline=None, derandomize=True, database=None)
+@settings(deadline=None)
 def test_targets_that_are_nearly_equal_are_one_class_and_never_laxer_than_asked(tpot_ms: float) -> None:
     tpot_s = request_slo(body(tpot_ms=tpot_ms), CLASSES).tpot_s
     assert tpot_s is not None

@@ -17,7 +17,7 @@ from bulletserve.server.tool_calls import (
     NamedReader,
 )
 
-quick = settings(max_examples=150, deadline=None, derandomize=True, database=None)
+quick = settings(max_examples=150, deadline=None)
 names = st.text("abcdefgh_", min_size=1, max_size=8)
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text('ab"\\{}[],:é\n <>/', max_size=8),

@@ -18,7 +18,7 @@ from tests.simulator.devices import h200
 
 
 @given(edge=st.floats(0.02, 5000.0), first=st.floats(0.05, 4000.0))
-@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@settings(max_examples=200, deadline=None)
 def test_a_search_ends_beside_the_edge(edge: float, first: float) -> None:
     runs: list[int] = []
 

@@ -201,7 +201,7 @@ def test_steps_that_end_together_end_in_the_order_in_which_they_were_started() -
     host_s=st.sampled_from((0.0, 0.1)),
     cuts=st.lists(st.floats(0, 60), max_size=6),
 )
-@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@settings(max_examples=200, deadline=None)
 def test_looking_in_between_changes_nothing(
     work: list[tuple[bool, bool, int, float]], factor: float, host_s: float, cuts: list[float]
 ) -> None:

@@ -20,7 +20,7 @@ from bulletserve.simulator.truth import ModelTruth, effective_sms, perturbation
 from tests.simulator.devices import LLAMA_8B, h200
 
 LAYERS = LLAMA_8B.num_layers
-plain = settings(max_examples=150, deadline=None, derandomize=True, database=None)
+plain = settings(max_examples=150, deadline=None)
 H200_POINTS = Path(__file__).parents[1] / "estimator" / "data" / "h200_llama8b.samples.json"
 
 

@@ -24,7 +24,7 @@ def test_nothing_sent_is_no_number_and_no_trouble() -> None:
 
 
 @given(late=st.lists(st.floats(0, 1), min_size=1, max_size=50), loop=st.lists(st.floats(0, 1), min_size=1))
-@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@settings(max_examples=100, deadline=None)
 def test_trouble_is_exactly_a_p99_above_the_bound(late: list[float], loop: list[float]) -> None:
     due = [float(n) for n in range(len(late))]
     lag = client_lag(1.0, due, [d + one for d, one in zip(due, late, strict=True)], loop, 0.1)

@@ -29,7 +29,7 @@ def serve(rate: EndRate, seats: int, answer_s: float, until_s: float, *, togethe
     together=st.booleans(),
     waiting=st.integers(1, 2000),
 )
-@settings(deadline=None, derandomize=True, database=None)
+@settings(deadline=None)
 def test_a_queue_takes_as_long_as_its_seats_need(
     seats: int, answer_s: float, generations: float, together: bool, waiting: int
 ) -> None:
@@ -74,7 +74,7 @@ def test_a_server_that_has_become_quicker_is_followed() -> None:
 
 
 @given(ends=st.integers(0, 3 * LEAST_ENDS), stalled_s=st.floats(1.0, 1e9), forecast_s=st.floats(0.0, 1e18))
-@settings(deadline=None, derandomize=True, database=None)
+@settings(deadline=None)
 def test_while_nothing_ends_the_wait_grows_and_stays_finite(ends: int, stalled_s: float, forecast_s: float) -> None:
     rate = EndRate()
     rate.waiting(50, 0.0)

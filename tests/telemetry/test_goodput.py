@@ -79,7 +79,7 @@ def test_rates_too_far_apart_are_no_measurement() -> None:
     goods=st.lists(st.floats(0.90, 1.0), min_size=1, max_size=8),
     bads=st.lists(st.floats(0, 0.89), min_size=1, max_size=8),
 )
-@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@settings(max_examples=200, deadline=None)
 def test_a_crossing_lies_between_its_neighbours(goods: list[float], bads: list[float]) -> None:
     attained = [*sorted(goods, reverse=True), *sorted(bads, reverse=True)]
     rates = [1.02**i for i in range(len(attained))]

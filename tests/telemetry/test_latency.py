@@ -91,7 +91,7 @@ def test_a_run_without_tokens_has_no_figures(answers: list[Answer]) -> None:
 
 
 @given(values=st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20), q=st.floats(0, 1))
-@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@settings(max_examples=200, deadline=None)
 def test_quantiles_are_numpys(values: list[float], q: float) -> None:
     assert quantile(values, q) == pytest.approx(float(np.quantile(values, q)), abs=1e-6)
 
@@ -127,7 +127,7 @@ spans = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), max_size=12)
 
 
 @given(prefills=spans, decodes=spans)
-@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@settings(max_examples=200, deadline=None)
 def test_overlap_equals_overlap_counted_second_by_second(
     prefills: list[tuple[int, int]], decodes: list[tuple[int, int]]
 ) -> None:

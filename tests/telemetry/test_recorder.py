@@ -78,7 +78,7 @@ def _with_ids(request: Request) -> Request:
 
 
 @given(given_turns=turns)
-@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@settings(max_examples=100, deadline=None)
 def test_what_is_read_is_what_was_written(
     given_turns: list[tuple[float, tuple[Event, ...], tuple[Plan, ...]]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -20,7 +20,7 @@ def gaps(requests: tuple[RequestLengths, ...]) -> list[float]:
 
 
 @given(text=kinds, seed=st.integers(0, 10_000), count=st.integers(1, 60))
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@settings(max_examples=150, deadline=None)
 def test_the_order_and_lengths_stay_and_the_seed_decides(text: str, seed: int, count: int) -> None:
     arrivals = Arrivals.parse(text)
     made = arrivals.arrange(MANY[:count], seed)

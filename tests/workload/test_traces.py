@@ -127,7 +127,7 @@ def test_a_file_without_conversations_is_named(tmp_path: Path, text: str) -> Non
 
 
 @given(low=st.integers(1, 500), more=st.integers(0, 500), seed=st.integers(0, 1000))
-@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@settings(max_examples=100, deadline=None)
 def test_lengths_are_within_their_range(low: int, more: int, seed: int) -> None:
     rule = LengthRule.parse(f"{low}-{low + more}" if more else str(low))
     made = drawn_requests(20, rule, LengthRule.parse("7"), seed)

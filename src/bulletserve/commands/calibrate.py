@@ -17,7 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from bulletserve.calibration_run import CalibrationPlan, Errors, check_enough, fit_and_judge, make_plan, measure
+from bulletserve.calibration_fit import Errors, check_enough, fit_and_judge, worse_groups
+from bulletserve.calibration_run import CalibrationPlan, make_plan, measure
 from bulletserve.calibrations import SAMPLES_SUFFIX, calibration_path, default_path, partial_path, samples_path
 from bulletserve.commands.numbers import number
 from bulletserve.commands.options import add_engine_arguments, engine_config, engine_flags_given
@@ -40,8 +41,7 @@ a GPU should take two (docs/decisions/0005)."""
 
 NVML_FIX = "pip install nvidia-ml-py, or ask bullet doctor"
 
-_DOUBTFUL = 0.1
-"""Below this median error nobody needs a word about who is better."""
+_TOLD = "until then every start that goes by it warns"
 
 _ENGINE_POLICY = "static_split"  # an engine is built with one; nothing asks it for a plan
 
@@ -96,7 +96,8 @@ def _conclude(console: Console, measured: Measurements, path: Path, report: Path
     for what, why in measured.skipped:
         console.print(f"no figure for {what}: {why}", markup=False, soft_wrap=True)
     if measured.cut_short:
-        console.print(f"{NOT_ALL}: {measured.cut_short}", markup=False, soft_wrap=True)
+        again = f"measure again on an idle machine, or with a longer --time-limit; {_TOLD}"
+        console.print(f"{NOT_ALL}: {measured.cut_short}; {again}", markup=False, soft_wrap=True)
     check_enough(measured)
     with console.status("fitting"):
         calibration, errors = fit_and_judge(measured)
@@ -126,17 +127,12 @@ def error_table(errors: dict[str, Errors]) -> Table:
 
 def doubts(errors: dict[str, Errors]) -> list[str]:
     """What speaks against using a calibration with such errors, in words."""
-    ours, others = errors["calibrated"], [ways for name, ways in errors.items() if name != "calibrated"]
-    worse = [
-        group
-        for group, found in ours.items()
-        if found["median"] > _DOUBTFUL and any(found["median"] > other[group]["median"] for other in others)
-    ]
+    worse = worse_groups(errors)
     if not worse:
         return []
     return [
         f"{', '.join(worse)}: worse than a plain roofline or regression, which happens where other programs ran at the "
-        "same time; measure again on an idle machine"
+        f"same time; measure again on an idle machine, not with --quick; {_TOLD}"
     ]
 
 

@@ -3,6 +3,7 @@
 Knows nothing about policies or requests. Decides what the options left open, and returns it.
 """
 
+import os
 from pathlib import Path
 
 import torch
@@ -31,6 +32,12 @@ CPU_KV_SHARE = 0.4
 CPU_GROUP_TOKEN_LAYERS = 512
 CPU_BATCH_TOKENS = 256
 """On a CPU a prefill of 256 tokens already reads each weight rarely enough; a layer of it takes about 15 ms."""
+
+OPERATION_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+OPERATIONS_KEPT = "64"
+"""oneDNN, and torch's layer above it, each keep what they made for an operation at a shape, 1024 of them if not told
+otherwise: a prompt's count of rows brings five, so that prompts of all lengths grew an engine by a gigabyte. One cap
+alone does little (docs/decisions/0021)."""
 
 
 def choose_device(wanted: str) -> str:
@@ -79,8 +86,16 @@ def load_cpu_executor(
     return CpuExecutor(StepRunner(model, cache, seats), seats, lattice, poster)
 
 
+def bound_operation_caches() -> None:
+    """Tell oneDNN, and torch's layer above it, how much to keep. Of no effect after their first operation in a process;
+    what the environment says wins."""
+    for name in OPERATION_CACHES:
+        os.environ.setdefault(name, OPERATIONS_KEPT)
+
+
 def load_cpu_engine(config: EngineConfig, checkpoint: Checkpoint, poster: Poster) -> LoadedEngine:
     """Load a model onto all cores this process may use. Raises `ConfigError` or `ModelError` with the fix."""
+    bound_operation_caches()
     dtype = choose_dtype(config.dtype)
     available = available_bytes()
     kv_bytes = int(min(CPU_KV_BYTES, CPU_KV_SHARE * available))

@@ -15,8 +15,8 @@ from bulletserve.scheduler.ways import Way, beside_s, mixed, split
 TILE_TOKENS = 128
 """Rows of a matrix product come in tiles of so many: mixed steps that fill them waste nothing."""
 
-MIXED_TILES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-"""Sizes of mixed steps that are tried, in tiles beyond those of the decode rows."""
+PROMPT_TILES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Sizes of a mixed step's part of prompts that are tried, in tiles beyond those of the decode rows."""
 
 LEAST_NEED = 0.05
 """Prefill always counts as needing so much of the device: somebody waits for it."""
@@ -58,7 +58,7 @@ def mixed_within(
     if there <= 0:
         return []
     least = (rows // TILE_TOKENS + 1) * TILE_TOKENS - rows
-    sizes = [size for tiles in MIXED_TILES if (size := least + (tiles - 1) * TILE_TOKENS) < there]
+    sizes = [size for tiles in PROMPT_TILES if (size := least + (tiles - 1) * TILE_TOKENS) < there]
     sizes.append(there)
     guess = (limit_s - outlook.decode_alone_s) / outlook.token_s
     at = min(bisect_left(sizes, guess), len(sizes) - 1)

@@ -15,7 +15,7 @@ from bulletserve.scheduler.ways import Way, mixed
 BACKLOG_BATCHES = 4
 """Prompts for so many full batches wait: it is throughput that counts."""
 
-MIXED_TILES = (2, 4, 8, 16, 32, 64)
+STEP_TILES = (2, 4, 8, 16, 32, 64)
 """Sizes of mixed steps that are tried, decode rows included, in tiles."""
 
 
@@ -43,6 +43,6 @@ def rate(way: Way, worth_s: float) -> float:
 def mixed_ways(outlook: Outlook, prompts: Prompts, rows: int, limit_s: float) -> list[Way]:
     """Mixed steps of all sizes that keep a limit."""
     there = sum(new for new, _ in prompts)
-    sizes = {min(tiles * TILE_TOKENS - rows, there) for tiles in MIXED_TILES}
+    sizes = {min(tiles * TILE_TOKENS - rows, there) for tiles in STEP_TILES}
     ways = (mixed(outlook, cut(prompts, size)) for size in sorted(sizes) if size > 0)
     return [way for way in ways if way.decode_s <= limit_s]

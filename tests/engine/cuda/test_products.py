@@ -79,7 +79,8 @@ def test_what_there_was_no_time_for_is_measured_at_the_next_start(choose) -> Non
     assert [call[0] for call in again.calls] == [HEAD, LAYER]
 
 
-def test_all_measurements_share_the_time(choose) -> None:
+def test_all_measurements_share_the_time(choose, monkeypatch) -> None:
+    monkeypatch.setattr(products, "time", SimpleNamespace(monotonic=lambda: 0.0))
     tuner = Tuner()
     choose(tuner)
     assert pytest.approx(tuner.calls[0][3], rel=0.01) == products.TUNING_S / 4

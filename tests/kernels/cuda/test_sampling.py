@@ -136,12 +136,13 @@ def test_sets_wider_than_the_candidates(device: torch.device) -> None:
 
 
 def test_a_row_does_not_depend_on_its_batch(device: torch.device) -> None:
-    rows = mixed_rows(14)
-    logits = torch.randn(14, WIDE, generator=torch.Generator().manual_seed(3)) * 3
+    count = 14 if device.type == "cuda" else 7  # of each kind one
+    rows = mixed_rows(count)
+    logits = torch.randn(count, WIDE, generator=torch.Generator().manual_seed(3)) * 3
     together = draw(logits, rows, device)
-    order = torch.randperm(14, generator=torch.Generator().manual_seed(4))
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(4))
     assert torch.equal(draw(logits[order], rows.select(order), device, sms=1, padding=1), together[order])
-    for i in range(14):
+    for i in range(count):
         assert draw(logits[i : i + 1], rows.select(torch.tensor([i])), device, padding=i % 3) == together[i]
 
 

@@ -1,0 +1,39 @@
+"""Documents of results: they name the commit that the environment names, and people see what is in them."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bulletserve.machine import COMMIT_VARIABLE, code_commit
+from bulletserve.results import write_result
+
+Script = Callable[[str], Any]
+
+
+@pytest.fixture
+def commit(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setenv(COMMIT_VARIABLE, "0123456789ab")
+    code_commit.cache_clear()
+    yield "0123456789ab"
+    code_commit.cache_clear()
+
+
+def test_every_document_names_the_commit_of_the_environment(commit: str, script: Script, tmp_path: Path) -> None:
+    """A tree that was copied into another repository would name that one's."""
+    of_benchmark = script("record").record("found", {"x": 1.0}, folder=tmp_path)
+    write_result(tmp_path / "bench.json", "bench", {"x": 1.0}, {})
+    assert [json.loads(path.read_text())["commit"] for path in (of_benchmark, tmp_path / "bench.json")] == [commit] * 2
+
+
+def test_figures_are_told_and_recorded(
+    script: Script, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = script("record")
+    monkeypatch.setitem(module.record.__kwdefaults__, "folder", tmp_path)
+    module.tell("found", {"gap_ms": 12.3456, "longest_gap_ms": 1234.5})
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines[:2]] == [["gap_ms", "12.346"], ["longest_gap_ms", "1234.500"]]
+    assert json.loads(Path(lines[2].removeprefix("written: ")).read_text())["metrics"]["gap_ms"] == 12.3456

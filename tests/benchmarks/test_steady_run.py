@@ -1,0 +1,87 @@
+"""The steady run when its server goes: it says so, ends its client, and leaves no file."""
+
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+class Metrics(BaseHTTPRequestHandler):
+    """Answers as a server's /metrics, and has `process` killed by the second question: the server goes."""
+
+    process: subprocess.Popen[bytes]
+    asked = 0
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+        self.wfile.write("".join(f'bullet:{name}{{model_name="m"}} 0.0\n' for name in names).encode())
+        Metrics.asked += 1
+        if Metrics.asked == 2:
+            self.process.kill()
+            self.process.wait()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nobody reads it."""
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, str]]:
+    """A process that stands for the server's, and the address that answers for it."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    monkeypatch.setattr(Metrics, "process", process, raising=False)
+    monkeypatch.setattr(Metrics, "asked", 0)
+    with HTTPServer(("127.0.0.1", 0), Metrics) as http:
+        thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield process.pid, f"http://127.0.0.1:{http.server_port}"
+        http.shutdown()
+        thread.join()
+    process.kill()
+    process.wait()
+
+
+def test_a_server_that_goes_ends_the_run_with_a_word(
+    server: tuple[int, str],
+    script: Callable[[str], Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pid, url = server
+    module, started = script("steady_run"), []
+    workload, files = tmp_path / "azure-conv.jsonl", tmp_path / "files"
+    workload.write_text(json.dumps({"arrival": 0.0, "prompt_tokens": 5, "output_tokens": 5}) + "\n")
+    files.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(files))
+    monkeypatch.setattr(module, "EVERY_S", 0.02)
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda words: started.append(popen(words)) or started[-1])
+    words = ["--pid", str(pid), "--url", url, "--workload", str(workload), "--rate", "1", "--minutes", "0.1"]
+    monkeypatch.setattr(sys, "argv", ["steady_run.py", *words])
+    assert module.main() == 1
+    assert f"there is no process {pid}" in capsys.readouterr().err
+    assert [client.poll() is not None for client in started] == [True]
+    assert not list(files.iterdir())
+
+
+def test_a_server_that_is_not_there_is_named(script: Callable[[str], Any], unused_process: int, tmp_path: Path) -> None:
+    module = script("steady_run")
+    with pytest.raises(module.Gone, match=f"no process {unused_process}"):
+        module.sample(unused_process, "http://127.0.0.1:9", 0.0)
+
+
+@pytest.fixture
+def unused_process() -> int:
+    """The number of a process that has ended."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    return ended.pid
