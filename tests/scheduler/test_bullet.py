@@ -10,11 +10,12 @@ from bulletserve.core.errors import ConfigError
 from bulletserve.core.plan import DecodeStep, MixedStep, Plan, PrefillGroup
 from bulletserve.core.request import Request
 from bulletserve.core.slo import Slo
-from bulletserve.core.snapshot import Limits
+from bulletserve.core.snapshot import Limits, Snapshot
 from bulletserve.estimator.calibration import load
 from bulletserve.estimator.estimator import Estimator
 from bulletserve.scheduler.policies import make_policy
 from bulletserve.scheduler.policies.bullet import MIXED_LONGER, Bullet
+from bulletserve.scheduler.policy import Forecaster
 from bulletserve.scheduler.queue_rules import PATIENCE_S
 from bulletserve.simulation import calibration_file
 from bulletserve.simulator.device import SimulatedDevice
@@ -193,19 +194,20 @@ def test_a_prompt_that_is_late_for_certain_does_not_slow_the_answers_down() -> N
     assert max(gaps) < 0.012
 
 
-def test_a_mixed_step_that_is_cheaper_is_waited_for() -> None:
+def test_a_mixed_step_that_is_cheaper_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """An H200 where targets are tight: a split could begin beside the two decode steps that are ahead."""
     calibration = load(calibration_file("84138869b7c4"))
     estimator = Estimator(calibration, calibration.provenance.shape)
     truth = ModelTruth(calibration.parameters, calibration.total_sms, calibration.provenance.shape)
     plans: list[Plan] = []
-    simulation = prepare(
-        limits_of(estimator),
-        make_policy("bullet"),
-        truth,
-        estimator=estimator,
-        observer=lambda now_s, events, made: plans.extend(made),
-    )
+    decide = Bullet.decide
+
+    def listen(self: Bullet, snapshot: Snapshot, forecasts: Forecaster) -> Plan:
+        plans.append(decide(self, snapshot, forecasts))
+        return plans[-1]
+
+    monkeypatch.setattr(Bullet, "decide", listen)
+    simulation = prepare(limits_of(estimator), make_policy("bullet"), truth, estimator=estimator)
     rng, slo = Random(3), Slo("tight", 0.3, 0.008)
     lengths = [(rng.randint(100, 2500), rng.randint(50, 300)) for _ in range(60)]
     submit(simulation, [Request(i, range(new), out, i * 0.07, slo=slo) for i, (new, out) in enumerate(lengths)])
