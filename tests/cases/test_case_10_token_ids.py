@@ -61,12 +61,11 @@ def test_case_10_ids_that_json_writes_oddly(server: ModelServer) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
-def test_case_10_rules_that_leave_nothing_end_in_an_answer_all_the_same(server: ModelServer, temperature: int) -> None:
+def test_case_10_rules_that_leave_nothing_are_refused(server: ModelServer, temperature: int) -> None:
     word = server.codec.decode([60])
     body: dict[str, Any] = {"allowed_token_ids": [60], "bad_words": [word], "logprobs": 2, "temperature": temperature}
-    choice = server.complete("hello", max_tokens=3, ignore_eos=True, **body)["choices"][0]
-    assert len(choice["logprobs"]["tokens"]) == 3
-    assert all(-9999 <= value <= 0 for value in choice["logprobs"]["token_logprobs"])
+    error = server.complete("hello", status=400, max_tokens=3, ignore_eos=True, **body)["error"]
+    assert error["param"] == "allowed_token_ids" and "bad_words" in error["message"]
 
 
 def test_case_10_only_what_is_allowed_and_nothing_that_is_banned(server: ModelServer) -> None:
