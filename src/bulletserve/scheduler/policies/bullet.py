@@ -47,8 +47,8 @@ HYSTERESIS = 0.05
 """What is being done is left for something cheaper by this part at least."""
 
 MIXED_LONGER = 1.4
-"""A mixed step may take so many times what other steps may, while the answers have slack: chunks come in tiles, and where
-targets are tight a step has room for one tile or, with this, for two."""
+"""While the answers have slack, a mixed step may take so many times what other steps may: chunks come in tiles, and
+where targets are tight a step has room for one tile or, with this, for two."""
 
 SPLIT_LOSS = 0.1
 """What a split costs beyond its price: decode steps on all SMs that are still running as a batch begins, and those on a
