@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
 RESULTS = Path(__file__).parent / "results"
-DOCUMENTS = ("goodput_simulated.json", "goodput_simulated_long_context.json")
+DOCUMENTS = ("goodput_simulated.json",)
 WORKLOADS = ("azure_code", "azure_conv", "arxiv_sum", "long_context")
 TIERS = ("loose", "middle", "tight")
 BUDGETS = (256, 512, 1024, 2048, 8192)
