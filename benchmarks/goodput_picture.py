@@ -15,8 +15,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-RESULTS = Path(__file__).parent / "results"
-DOCUMENTS = ("goodput_simulated.json",)
+DOCUMENT = Path(__file__).parent / "results" / "goodput_simulated.json"
 WORKLOADS = ("azure_code", "azure_conv", "arxiv_sum", "long_context")
 TIERS = ("loose", "middle", "tight")
 BUDGETS = (256, 512, 1024, 2048, 8192)
@@ -56,9 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("docs/goodput.svg"))
     options = parser.parse_args()
-    metrics: dict[str, float] = {}
-    for name in DOCUMENTS:
-        metrics |= json.loads((RESULTS / name).read_text())["metrics"]
+    metrics: dict[str, float] = json.loads(DOCUMENT.read_text())["metrics"]
     plt.rcParams["svg.hashsalt"] = "goodput"
     figure, row = plt.subplots(1, len(WORKLOADS), figsize=(10, 3.2))
     for axes, workload in zip(row, WORKLOADS, strict=True):
