@@ -17,7 +17,7 @@ from math import inf
 from bulletserve.compose import Engine
 from bulletserve.core.errors import EngineError, PolicyError
 from bulletserve.core.events import Arrived, Event
-from bulletserve.core.garbage import frozen_garbage
+from bulletserve.core.garbage import kept_garbage
 from bulletserve.core.ports import Poster
 from bulletserve.core.prefix import block_hashes
 from bulletserve.core.request import FinishReason, Request
@@ -103,7 +103,7 @@ def run_arm(
     requests = _requests(engine, prompts, slo or Slo())
     power = Watch(meter, _LOOK_S)
     try:
-        with frozen_garbage(), power:
+        with kept_garbage(), power:
             start_s = time.monotonic() + _LEAD_S
             timed = [replace(one, arrival_s=start_s + one.arrival_s) for one in requests]
             for request in timed:

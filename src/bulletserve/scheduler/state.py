@@ -393,7 +393,7 @@ class State:
                 self._join(job, now_s)
 
     def _join(self, job: Job, now_s: float) -> None:
-        if not len(self.decoding):
+        if not self.decoding:
             self.lane_queues.rested(Lane.DECODE, now_s)
         self.decoding.join(job, now_s)
 
