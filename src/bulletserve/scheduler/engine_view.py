@@ -15,8 +15,8 @@ from bulletserve.scheduler.victims import cheapest_victims, returning_blocks
 def snapshot_of(state: State, now_s: float) -> Snapshot:
     """The projected state, frozen."""
     rows, prompts, ledger = state.decoding, state.prompts, state.ledger
-    needed = rows.blocks_needed
-    short = needed > ledger.free_blocks
+    needed, free = rows.blocks_needed, ledger.free_blocks
+    short = needed > free
     state.queue.divide(now_s)
     waiting, late = state.queue.in_time, state.queue.late
     return Snapshot(
@@ -35,7 +35,7 @@ def snapshot_of(state: State, now_s: float) -> Snapshot:
         decode_classes=rows.loads(now_s),
         decode_blocks_needed=needed,
         victims=cheapest_victims(rows, prompts.admitted, ledger) if short else (),
-        free_blocks=ledger.free_blocks,
+        free_blocks=free,
         returning_blocks=returning_blocks(state.steps.values(), rows, ledger) if short else 0,
         free_seats=len(state.seats),
         prefill_lane=state.lane_queues.states[Lane.PREFILL],

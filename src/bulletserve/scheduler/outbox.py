@@ -13,11 +13,14 @@ from bulletserve.scheduler.started_step import StartedStep
 
 
 class Outbox:
-    """`ids[i]` gets the token `tokens[i]`; `firsts` pairs requests with the prompt tokens found in the cache."""
+    """`ids[i]` gets the token `tokens[i]`; `firsts` pairs requests with the prompt tokens found in the cache.
+
+    Tuples, because those of the only step of a turn are told as they are: nothing and a tuple make that same tuple.
+    """
 
     def __init__(self) -> None:
-        self.ids: list[int] = []
-        self.tokens: list[int] = []
+        self.ids: tuple[int, ...] = ()
+        self.tokens: tuple[int, ...] = ()
         self.firsts: list[tuple[int, int]] = []
         self.finished: list[Finished] = []
         self.logprobs: list[tuple[int, TokenLogprobs]] = []
@@ -44,14 +47,15 @@ class Outbox:
             return None
         output = Output(
             now_s,
-            tuple(self.ids),
-            tuple(self.tokens),
+            self.ids,
+            self.tokens,
             tuple(self.firsts),
             tuple(self.finished),
             tuple(self.logprobs),
             tuple(self.prompt_logprobs),
         )
-        lists: tuple[list[Any], ...] = (self.ids, self.tokens, self.firsts, self.finished, self.logprobs)
-        for told in (*lists, self.prompt_logprobs):
+        self.ids = self.tokens = ()
+        lists: tuple[list[Any], ...] = (self.firsts, self.finished, self.logprobs, self.prompt_logprobs)
+        for told in lists:
             told.clear()
         return output

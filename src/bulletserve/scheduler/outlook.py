@@ -71,29 +71,35 @@ class Outlook:
     @once
     def prefill_left_s(self) -> float:
         """Until the prefill lane has run what it has."""
-        return self._left_s(self._snapshot.prefill_lane, self._snapshot.decode_lane)
+        return sum(self._prefill_each_left_s)
 
     @once
     def decode_left_s(self) -> float:
         """Until the decode lane has run what it has."""
-        return self._left_s(self._snapshot.decode_lane, self._snapshot.prefill_lane)
+        return sum(self._decode_each_left_s)
 
     @once
     def both_left_s(self) -> float:
         """Until a step on the whole device could begin: those that have all of it run one after the other, whichever
         lane they are on."""
-        prefill, decode = self._snapshot.prefill_lane, self._snapshot.decode_lane
+        prefill = self._snapshot.prefill_lane.steps, self._prefill_each_left_s
+        decode = self._snapshot.decode_lane.steps, self._decode_each_left_s
         shared_s, alone_s = [0.0, 0.0], 0.0
-        for place, (lane, other) in enumerate(((prefill, decode), (decode, prefill))):
-            for step, left_s in zip(lane.steps, self._each_left_s(lane, other), strict=True):
+        for place, (steps, each_left_s) in enumerate((prefill, decode)):
+            for step, left_s in zip(steps, each_left_s, strict=True):
                 if step.sms < self.total_sms or step.shape.kind == "mixed":
                     shared_s[place] += left_s
                 else:
                     alone_s += left_s
         return alone_s + max(shared_s)
 
-    def _left_s(self, lane: LaneState, other: LaneState) -> float:
-        return sum(self._each_left_s(lane, other))
+    @once
+    def _prefill_each_left_s(self) -> list[float]:
+        return self._each_left_s(self._snapshot.prefill_lane, self._snapshot.decode_lane)
+
+    @once
+    def _decode_each_left_s(self) -> list[float]:
+        return self._each_left_s(self._snapshot.decode_lane, self._snapshot.prefill_lane)
 
     def _each_left_s(self, lane: LaneState, other: LaneState) -> list[float]:
         """Of each step of a lane, by itself."""

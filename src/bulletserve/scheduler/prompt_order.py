@@ -71,14 +71,21 @@ def most_in_time(snapshot: Snapshot, outlook: Outlook) -> PromptOrder:
     token_s, now_s = _token_s(outlook), snapshot.now_s
     free_s = now_s + outlook.prefill_left_s
     queue: list[_Place] = []
+    longest = 0
     for begun in snapshot.admitted:
         number, arrival_s, tokens, computed, deadline_s, _, _ = begun
         due_s = deadline_s if deadline_s < NO_DEADLINE_S else arrival_s + PATIENCE_S
-        queue.append((0, due_s, number, (tokens - computed) * token_s, deadline_s, begun))
+        left = tokens - computed
+        if left > longest:
+            longest = left
+        queue.append((0, due_s, number, left * token_s, deadline_s, begun))
     for new in snapshot.waiting:
         number, arrival_s, tokens, _, deadline_s, _, priority, _, _, _, cached = new
         due_s = deadline_s if deadline_s < NO_DEADLINE_S else arrival_s + PATIENCE_S
-        queue.append((priority, due_s, number, (tokens - cached) * token_s, deadline_s, new))
+        left = tokens - cached
+        if left > longest:
+            longest = left
+        queue.append((priority, due_s, number, left * token_s, deadline_s, new))
     queue.sort()  # numbers of requests are unique: entries themselves are never compared
     in_time: list[_Place] = queue
     dropped: list[_Place] = []
@@ -93,7 +100,8 @@ def most_in_time(snapshot: Snapshot, outlook: Outlook) -> PromptOrder:
         work_s += seconds
         if work_s > load * (deadline_s - now_s):
             load = work_s / (deadline_s - now_s)
-    in_time = _let_pass(in_time, free_s, now_s)
+    if longest > MAX_RANGE_TOKENS:
+        in_time = _let_pass(in_time, free_s, now_s)
     behind = [*[place[-1] for place in dropped], *snapshot.late]
     if behind and now_s % TURN_EVERY_S < TURN_S:
         overdue = [entry for entry in behind if _due_s(entry) + PATIENCE_S < now_s]
@@ -124,8 +132,6 @@ def _most_in_time(queue: list[_Place], free_s: float) -> tuple[list[_Place], lis
 
 def _let_pass(queue: list[_Place], free_s: float, now_s: float) -> list[_Place]:
     """A queue, sorted by deadline, in which the long prompts have given way to shorter ones of their priority."""
-    if all(place[-1].tokens_left <= MAX_RANGE_TOKENS for place in queue):
-        return queue
     order, end_s = list(queue), free_s + sum(place[3] for place in queue)
     for first in range(len(order) - 1, -1, -1):
         priority, due_s, _, seconds, _, entry = long = order[first]

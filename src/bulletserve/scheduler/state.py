@@ -379,8 +379,8 @@ class State:
         step.settles = tuple((job, end) for job, (_, end) in zip(step.batch, ranges, strict=True))
         finished, ended = self.prompts.close(ranges)
         step.firsts = tuple(finished)
-        step.drawn = (*finished, *step.drawn)
-        step.drawn_ids = (*[job.id for job in finished], *step.drawn_ids)
+        step.drawn = step.firsts + step.drawn
+        step.drawn_ids = tuple([job.id for job in finished]) + step.drawn_ids
         step.leaving.extend(ended)
         step.void.update([job.id for job in ended])
         for job in finished:
