@@ -44,7 +44,14 @@ def test_gpu_options_without_a_gpu_are_refused_whatever_found_that_there_is_none
 
 
 @pytest.mark.parametrize(
-    "options", [{"ttft_slo_ms": "a"}, {"tpot_slo_ms": True}, {"enable_prefix_caching": "no"}, {"tpot_slo_ms": 0}]
+    "options",
+    [
+        {"ttft_slo_ms": "a"},
+        {"tpot_slo_ms": True},
+        {"enable_prefix_caching": "no"},
+        {"tpot_slo_ms": 0},
+        {"tpot_slo_ms": 5e-324},
+    ],
 )
 def test_values_of_another_kind_are_named_errors(options):
     with pytest.raises(ConfigError):

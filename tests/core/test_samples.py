@@ -47,6 +47,14 @@ def test_what_is_no_sample_is_a_value_error(change: dict[str, object]) -> None:
         Sample.from_json(document)
 
 
+@pytest.mark.parametrize("count", [10**300, 10**400, -1])
+def test_a_step_of_more_than_can_be_is_a_value_error(count: int) -> None:
+    document = SAMPLES[1].to_json()
+    for name in document["step"]:
+        with pytest.raises(ValueError, match="this is no sample"):
+            Sample.from_json(document | {"step": document["step"] | {name: count}})
+
+
 def test_a_missing_field_is_a_value_error() -> None:
     document = SAMPLES[0].to_json()
     del document["seconds"]

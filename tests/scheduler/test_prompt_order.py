@@ -82,6 +82,14 @@ def test_who_is_overdue_for_long_goes_first_for_a_part_of_each_second(
         assert order[-2:] == [7, 8]
 
 
+def test_the_turn_of_the_overdue_does_not_go_before_a_priority() -> None:
+    waiting = tuple(entry(n, 5, 100.5, priority=-5) for n in range(3)) + (entry(3, 5, 100.5, priority=9),)
+    late = tuple(entry(n, 20, 50.0, priority=9) for n in (7, 8))
+    snapshot = EMPTY._replace(waiting=waiting, late=late, now_s=100.05)
+    order = most_in_time(snapshot, Outlook(snapshot, FORECASTS))
+    assert [e.request_id for e in order.entries] == [0, 1, 2, 7, 8, 3]
+
+
 def test_priority_goes_before_the_deadline_and_no_deadline_means_patience() -> None:
     waiting = (entry(0, 5, 12.0), entry(1, 5, NO_DEADLINE_S), entry(2, 5, 13.0, priority=-1))
     order = most_in_time(EMPTY._replace(waiting=waiting), Outlook(EMPTY, FORECASTS))

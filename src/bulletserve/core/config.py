@@ -63,8 +63,8 @@ class EngineConfig:
             if not isinstance(value, str) and not (name == "model" and value is None):
                 raise ConfigError(f"{name} must be a text, not {value!r}")
         for flag, value in (("--ttft-slo-ms", self.ttft_slo_ms), ("--tpot-slo-ms", self.tpot_slo_ms)):
-            if value is not None and (type(value) not in (int, float) or not 0 < value < 1e9):
-                raise ConfigError(f"{flag} must be a number of milliseconds above 0, not {value!r}")
+            if value is not None and (type(value) not in (int, float) or not 1e-6 <= value < 1e9):
+                raise ConfigError(f"{flag} must be a number of milliseconds above 0 (from 1e-6), not {value!r}")
 
     def _check_gpu_options(self) -> None:
         share = self.gpu_memory_utilization

@@ -68,8 +68,15 @@ def _plain(step: StepShape) -> dict[str, int]:
     return step._asdict()
 
 
+_MOST_COUNTED = 10**15
+"""No step has more of anything: squares of tokens are counted, too."""
+
+
 def _step(document: Mapping[str, Any]) -> StepShape:
-    return StepShape(*(int(document[name]) for name in StepShape._fields))
+    counts = [int(document[name]) for name in StepShape._fields]
+    if not all(0 <= count <= _MOST_COUNTED for count in counts):
+        raise ValueError(f"no step has counts of {counts}")
+    return StepShape(*counts)
 
 
 def _measured(value: Any) -> float:

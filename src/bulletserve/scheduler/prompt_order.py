@@ -25,7 +25,8 @@ deadline: they wait for a range of it instead of for all."""
 
 TURN_EVERY_S = 1.0
 TURN_S = 0.125
-"""Who has been overdue for longer than the patience goes first in so much of every second: a batch or two."""
+"""Who has been overdue for longer than the patience goes before others of its priority in so much of every second: a
+batch or two."""
 
 Entry = WaitingEntry | AdmittedEntry
 
@@ -102,18 +103,22 @@ def most_in_time(snapshot: Snapshot, outlook: Outlook) -> PromptOrder:
             load = work_s / (deadline_s - now_s)
     if longest > MAX_RANGE_TOKENS:
         in_time = _let_pass(in_time, free_s, now_s)
-    behind = [*[place[-1] for place in dropped], *snapshot.late]
+    ahead, behind = [place[-1] for place in in_time], [*[place[-1] for place in dropped], *snapshot.late]
     if behind and now_s % TURN_EVERY_S < TURN_S:
         overdue = [entry for entry in behind if _due_s(entry) + PATIENCE_S < now_s]
-        if overdue:
-            behind = [entry for entry in behind if entry not in overdue]
-            return PromptOrder((*overdue, *[place[-1] for place in in_time], *behind), load)
-    return PromptOrder((*[place[-1] for place in in_time], *behind), load)
+        behind = [entry for entry in behind if not _due_s(entry) + PATIENCE_S < now_s]
+        ahead = sorted([*overdue, *ahead], key=_priority)
+    return PromptOrder((*ahead, *behind), load)
 
 
 def _due_s(entry: Entry) -> float:
     """The deadline, or when the patience of a request without one ends."""
     return entry.deadline_s if entry.deadline_s < NO_DEADLINE_S else entry.arrival_s + PATIENCE_S
+
+
+def _priority(entry: Entry) -> int:
+    """Lower is sooner; whoever holds blocks has the usual one."""
+    return entry.priority if isinstance(entry, WaitingEntry) else 0
 
 
 def _most_in_time(queue: list[_Place], free_s: float) -> tuple[list[_Place], list[_Place]]:
