@@ -2,7 +2,8 @@
 
 Knows nothing about steps or lanes. Compiling a grammar and making a mask run without the GIL, beside the loop; each
 answer is one event, so whatever a grammar takes, no step waits for it. Heavy grammars are compiled by threads that do
-nothing else: a mask, or a light grammar, waits for its equals only.
+nothing else: a mask, or a light grammar, waits for its equals only. Few characters can be work without an end: what
+takes longer than `LIMIT_S` is given up.
 """
 
 import logging
@@ -10,7 +11,6 @@ import os
 import re
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from llguidance import LLMatcher, LLTokenizer
@@ -18,11 +18,15 @@ from llguidance import LLMatcher, LLTokenizer
 from bulletserve.core.errors import BulletError
 from bulletserve.core.events import Masked
 from bulletserve.core.ports import Poster
+from bulletserve.grammar.crew import Crew
 from bulletserve.grammar.reasons import reason
 from bulletserve.grammar.texts import limits
 
 LIGHT_CHARACTERS = 6000
 """Grammars as text up to this take some milliseconds to compile, four times as much twenty times as long."""
+
+LIMIT_S = 20.0
+"""For one mask, or for compiling one grammar: ten times what the largest that is allowed takes on two busy cores."""
 
 _CORES_PER_WORKER = 4
 
@@ -52,14 +56,14 @@ class GrammarGuide:
     _followed: dict[int, _Followed] = field(default_factory=dict)
     _vocabulary: LLTokenizer | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _light: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_workers(), "grammar"))
-    _heavy: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_workers(), "heavy-grammar"))
+    _light: Crew = field(default_factory=lambda: Crew("grammar", _workers(), LIMIT_S))
+    _heavy: Crew = field(default_factory=lambda: Crew("heavy-grammar", _workers(), LIMIT_S))
 
     def begin(self, request_id: int, grammar: str) -> None:
         """Compile a grammar and make its first mask."""
         followed = self._followed[request_id] = _Followed()
-        pool = self._light if len(grammar) <= LIGHT_CHARACTERS else self._heavy
-        self._submit(pool, request_id, followed, lambda: self._begin(request_id, followed, grammar))
+        crew = self._light if len(grammar) <= LIGHT_CHARACTERS else self._heavy
+        self._submit(crew, request_id, followed, lambda: self._begin(request_id, followed, grammar))
 
     def follow(self, request_id: int, token: int) -> None:
         """Take a token in and make the next mask."""
@@ -78,12 +82,10 @@ class GrammarGuide:
 
     def close(self) -> None:
         """End the threads."""
-        for pool in (self._light, self._heavy):
-            pool.shutdown(wait=False, cancel_futures=True)
+        for crew in (self._light, self._heavy):
+            crew.close()
 
-    def _submit(
-        self, pool: ThreadPoolExecutor, request_id: int, followed: _Followed, work: Callable[[], Masked]
-    ) -> None:
+    def _submit(self, crew: Crew, request_id: int, followed: _Followed, work: Callable[[], Masked]) -> None:
         def answer() -> None:
             if self._followed.get(request_id) is not followed:
                 return
@@ -96,7 +98,11 @@ class GrammarGuide:
                 made = Masked(request_id, error=_OUR_FAULT, ours=True)
             self.poster.post(made)
 
-        pool.submit(answer)
+        def give_up() -> None:
+            if self._followed.get(request_id) is followed:
+                self.poster.post(Masked(request_id, error=_ENDLESS))
+
+        crew.submit(answer, give_up)
 
     def _begin(self, request_id: int, followed: _Followed, grammar: str) -> Masked:
         self.warm()
@@ -128,6 +134,7 @@ class GrammarGuide:
         return Masked(request_id, error=f"the answer's format {far}: {reason(message)}")
 
 
+_ENDLESS = "the answer's format cannot be followed: it takes too long to tell what may come next"
 _OUR_FAULT = "the answer's format could not be followed: a fault of this engine, whose log says more"
 
 
