@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from bulletserve.core.errors import InvalidRequest
+from bulletserve.grammar.texts import LIGHT_CHARACTERS
 from bulletserve.server.prompt_ids import PromptIds, kept_tokens
-from bulletserve.server.structured import LIGHT_GRAMMAR, MakeGrammar
+from bulletserve.server.structured import MakeGrammar
 from bulletserve.server.text_codec import TextCodec
 from bulletserve.server.tokenizer import Tokenizer
 from tests.server.small_model import small_checkpoint
@@ -68,11 +69,11 @@ def test_a_grammar_is_as_large_as_what_it_is_made_of() -> None:
     assert size(None) < 10 and size(["yes", "no"]) < 30
     assert size({"properties": {"p" * 50: {"type": "string"}}}) > 60
     for large in ("x" * 7000, ["y"] * 3000, {f"k{n}": 1 for n in range(2000)}, [["z" * 100]] * 100, [[]] * 10_000_000):
-        assert size(large) > LIGHT_GRAMMAR
+        assert size(large) > LIGHT_CHARACTERS
     deep: list[object] = []
     for _ in range(100_000):
         deep = [deep]
-    assert size(deep) > LIGHT_GRAMMAR
+    assert size(deep) > LIGHT_CHARACTERS
 
 
 def test_how_much_of_a_prompt_is_kept() -> None:

@@ -20,10 +20,7 @@ from bulletserve.core.events import Masked
 from bulletserve.core.ports import Poster
 from bulletserve.grammar.crew import Crew
 from bulletserve.grammar.reasons import reason
-from bulletserve.grammar.texts import limits
-
-LIGHT_CHARACTERS = 6000
-"""Grammars as text up to this take some milliseconds to compile, four times as much twenty times as long."""
+from bulletserve.grammar.texts import LIGHT_CHARACTERS, limits
 
 LIMIT_S = 20.0
 """For one mask, or for compiling one grammar: ten times what the largest that is allowed takes on two busy cores."""

@@ -21,6 +21,9 @@ LONGEST_CHARACTERS = 200_000
 LONGEST_WRITTEN_CHARACTERS = 20_000
 """Of a grammar as a client writes it: so much GBNF takes half a second to turn into Lark, twice as much two."""
 
+LIGHT_CHARACTERS = 6000
+"""Grammars as text up to this take some milliseconds to compile, four times as much twenty times as long."""
+
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 _BLANKS = r"[\x20\x0A\x0D\x09]{1,24}"

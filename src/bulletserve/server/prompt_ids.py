@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 
 from bulletserve.core.errors import InvalidRequest
 from bulletserve.core.resolve import context_too_long
+from bulletserve.grammar.texts import LIGHT_CHARACTERS
 from bulletserve.server.inputs import Json, message_list
 from bulletserve.server.protocol import ChatFields
-from bulletserve.server.structured import LIGHT_GRAMMAR, MakeGrammar
+from bulletserve.server.structured import MakeGrammar
 from bulletserve.server.text_codec import ChatStyle, TextCodec
 from bulletserve.server.workers import Workers
 
@@ -39,7 +40,7 @@ class PromptIds:
         self._codec = codec
         self._request_templates = request_templates
         self._workers = Workers("tokenize", _WORKERS, _LONG_CHARACTERS)
-        self._grammars = Workers("check-grammar", 1, LIGHT_GRAMMAR)
+        self._grammars = Workers("check-grammar", 1, LIGHT_CHARACTERS)
 
     @property
     def at_work(self) -> int:

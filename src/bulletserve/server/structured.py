@@ -10,12 +10,16 @@ from itertools import islice
 from typing import Any, Protocol, TypeAlias
 
 from bulletserve.core.errors import InvalidRequest
-from bulletserve.grammar.texts import ANY_OBJECT, choice_grammar, json_grammar, regex_grammar, written_grammar
+from bulletserve.grammar.texts import (
+    ANY_OBJECT,
+    LIGHT_CHARACTERS,
+    choice_grammar,
+    json_grammar,
+    regex_grammar,
+    written_grammar,
+)
 
 Json: TypeAlias = Any
-
-LIGHT_GRAMMAR = 6000
-"""Characters of a grammar that is checked and compiled in some milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +40,13 @@ class MakeGrammar:
     def size(self) -> int:
         """About the characters that it is written in; not counted much further than a light one's."""
         size, left = 0, [self.of]
-        while left and size <= LIGHT_GRAMMAR:
+        while left and size <= LIGHT_CHARACTERS:
             value = left.pop()
             size += len(value) + 4 if isinstance(value, str) else 4
             if isinstance(value, list):
-                left += value[:LIGHT_GRAMMAR]
+                left += value[:LIGHT_CHARACTERS]
             elif isinstance(value, dict):
-                for pair in islice(value.items(), LIGHT_GRAMMAR):
+                for pair in islice(value.items(), LIGHT_CHARACTERS):
                     left += pair
         return size
 
