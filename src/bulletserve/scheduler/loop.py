@@ -1,8 +1,9 @@
 """The loop: events in, plans made, steps started. The same for a GPU, CPU threads and the simulator.
 
 Knows nothing about any of them. One turn: wait for anything to happen, take it in, show the policy what is, check
-what it wants, start it, tell the owners. The policy is asked again until it has nothing to add: admitting and starting
-are two plans of one turn, what goes beyond is for a turn that follows at once.
+what it wants, start it, tell the owners. A turn is one decision. A policy that had something to do is asked again in a
+turn that follows at once, until it has nothing to add: what was started and what the owners are told does not wait for
+the next decision, which sees what has happened meanwhile.
 """
 
 import logging
@@ -23,9 +24,6 @@ from bulletserve.scheduler.stall_watch import LIMIT_S, StallWatch
 from bulletserve.scheduler.state import State
 
 STATUS_PERIOD_S = 1.0
-MAX_PLANS_PER_TURN = 2
-"""To admit and to start. Whoever wants more is asked in another turn, at once: what was started and what the owners are
-to be told does not wait for it, and it sees what has happened meanwhile."""
 
 _log = logging.getLogger(__name__)
 
@@ -53,8 +51,8 @@ class Loop:
     """Owns a state and drives it. All methods belong to one thread.
 
     `observer` is called once a turn with the time, the events and the plans that were carried out; it may be set before
-    the first turn. `turns`: how many so far. `unsettled`: the policy had more to add than one turn holds, so the next
-    does not wait. `stalled`: what was told to the requests that the policy left lying, "" while it never did.
+    the first turn. `turns`: how many so far. `unsettled`: the policy had something to do and may have more, so the next
+    turn does not wait. `stalled`: what was told to the requests that the policy left lying, "" while it never did.
     Forecasts are those of the state's estimator.
 
     Raises `ConfigError` for a policy that needs forecasts where there are none.
@@ -152,21 +150,18 @@ class Loop:
         )
 
     def _decide(self, now_s: float) -> Sequence[Plan]:
-        plans: list[Plan] = []
-        for _ in range(MAX_PLANS_PER_TURN):
-            if self.state.lanes_are_full or self.state.waits_for_masks:
-                break  # nothing can start before a step ends, and then we are here again
-            snapshot = snapshot_of(self.state, now_s)
-            plan = self._ask(snapshot)
-            if plan.is_empty:
-                break
-            if _log.isEnabledFor(logging.DEBUG):
-                _log.debug("%.6f %s", now_s, plan)
-            self.state.carry_out(plan, now_s, self._executor.start)
-            self._admissions.note(plan.admit, now_s)
-            plans.append(plan)
-        self.unsettled = len(plans) == MAX_PLANS_PER_TURN
-        return plans
+        self.unsettled = False
+        if self.state.lanes_are_full or self.state.waits_for_masks:
+            return ()  # nothing can start before a step ends, and then we are here again
+        plan = self._ask(snapshot_of(self.state, now_s))
+        if plan.is_empty:
+            return ()
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug("%.6f %s", now_s, plan)
+        self.state.carry_out(plan, now_s, self._executor.start)
+        self._admissions.note(plan.admit, now_s)
+        self.unsettled = True
+        return (plan,)
 
     def _ask(self, snapshot: Snapshot) -> Plan:
         """The policy's plan, which may be carried out. Raises `PolicyError`: others write policies too."""

@@ -125,6 +125,8 @@ class Replay:
         self.turns += 1
         self._judge.begin(turn)
         self._loop.handle(turn.events)
+        while self._judge.left and self._loop.unsettled:
+            self._loop.handle(())  # records of before 2026-12 have several decisions in a turn
         if self._judge.left:
             raise RecordError(f"line {turn.line}: it has plans for which nobody was asked")
 
