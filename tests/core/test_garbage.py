@@ -46,3 +46,15 @@ def test_an_error_leaves_the_collector_as_it_was(around: Callable[[], AbstractCo
     with pytest.raises(ZeroDivisionError), around():
         _ = 1 / 0
     assert gc.isenabled() == allowed
+
+
+def test_what_is_frozen_stays_so_until_the_outermost_ends() -> None:
+    with frozen_garbage():
+        outer = gc.get_freeze_count()
+        assert outer > 1000
+        made = [Knot() for _ in range(100)]
+        with pytest.raises(ZeroDivisionError), frozen_garbage():
+            assert gc.get_freeze_count() >= outer + len(made), "the inner holds what was made since"
+            _ = 1 / 0
+        assert gc.get_freeze_count() >= outer
+    assert gc.get_freeze_count() == 0
