@@ -84,6 +84,7 @@ def test_a_fit_with_one_poor_group_is_kept_and_doubted_by_all_who_use_it(
     assert cli.main(["calibrate", "--from", str(samples), "--out", str(noisy)]) == 0
     told = capsys.readouterr().out
     assert "decode alone: worse than a plain roofline or regression" in told and "on an idle machine" in told
+    assert "every start that goes by it warns" in told
     assert not is_beaten(load(noisy)) and not is_sound(load(noisy))
     found = find_calibration("NVIDIA H200", 132, LLAMA, "", "org/llama")
     assert found.calibration == load(noisy) and OF_A_GROUP in found.source

@@ -25,6 +25,7 @@ from bulletserve.calibrations import (
     calibration_path,
     default_path,
     is_beaten,
+    is_sound,
     partial_path,
     samples_path,
 )
@@ -103,8 +104,7 @@ def _conclude(console: Console, measured: Measurements, path: Path, options: arg
     for what, why in measured.skipped:
         console.print(f"no figure for {what}: {why}", markup=False, soft_wrap=True)
     if measured.cut_short:
-        again = "measure again on an idle machine, or with a longer --time-limit; "
-        again += "until then every start that goes by it warns"
+        again = "measure again on an idle machine, or with a longer --time-limit"
         console.print(f"{NOT_ALL}: {measured.cut_short}; {again}", markup=False, soft_wrap=True)
     is_kept = True
     try:
@@ -116,6 +116,8 @@ def _conclude(console: Console, measured: Measurements, path: Path, options: arg
         samples = options.source or partial_path(path)
         if is_kept and options.source is None:
             samples = samples.replace(samples_path(path))
+    if is_kept:
+        calibration.save(path)
     if errors["calibrated"]:
         console.print(error_table(errors))
     if options.report is not None:
@@ -127,8 +129,8 @@ def _conclude(console: Console, measured: Measurements, path: Path, options: arg
         )
     for line in doubts(errors):
         console.print(line, markup=False, soft_wrap=True)
-    calibration.save(path)
-    console.print(f"written: {path}, from {samples}", markup=False, soft_wrap=True)
+    warns = "" if is_sound(calibration) else "; until there is a better one, every start that goes by it warns"
+    console.print(f"written: {path}, from {samples}{warns}", markup=False, soft_wrap=True)
 
 
 def error_table(errors: dict[str, Errors]) -> Table:
