@@ -17,7 +17,7 @@ def main() -> None:
     """Compare, print, record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("records", nargs="+", type=Path)
-    parser.add_argument("--name", default="agreement", help="of the document in benchmarks/results")
+    parser.add_argument("--name", default="agreement", help="of the JSON document")
     options = parser.parse_args()
     metrics: dict[str, float] = {}
     for path in options.records:

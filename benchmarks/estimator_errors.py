@@ -87,7 +87,7 @@ def main() -> None:
     way.add_argument("points", type=Path)
     way.add_argument("--folds", type=int, default=8)
     way.add_argument("--seeds", type=int, nargs="+", default=[1])
-    way.add_argument("--name", default="estimator_folds", help="of the document in benchmarks/results")
+    way.add_argument("--name", default="estimator_folds", help="of the JSON document")
     way = ways.add_parser("transfer")
     way.add_argument("points", type=Path)
     way.add_argument("other", type=Path)

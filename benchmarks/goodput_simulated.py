@@ -4,13 +4,14 @@
 
 Definitions: `bulletserve/telemetry/goodput`. Every curve (workload, tier, policy, seed) is kept in `--runs`, a file of
 JSON lines, so that an interrupted or extended table goes on where it was; a curve is run again when the code that made
-it has changed. The document goes to benchmarks/results/<name>.json, the table to standard output.
+it has changed. The request lists are not in the repository: `request_lists.py` makes them. The document goes to
+benchmarks/new/<name>.json, the table to standard output.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import inf
@@ -20,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from bulletserve.code_digest import SIMULATOR, code_digest
+from bulletserve.core.errors import ConfigError
 from bulletserve.core.slo import Slo
 from bulletserve.estimator.calibration import Calibration, load
 from bulletserve.estimator.estimator import Estimator
@@ -145,6 +147,18 @@ def by_cell(jobs: Sequence[Job], curves: Curves) -> dict[Cell, dict[str, list[Cu
     return found
 
 
+def lists_in(folder: Path, workloads: Iterable[str]) -> list[str]:
+    """The request list of each workload. Raises `ConfigError`."""
+    paths = [folder / f"{workload}.jsonl" for workload in workloads]
+    if missing := [path.name for path in paths if not path.is_file()]:
+        raise ConfigError(
+            f"--workloads: {folder} has no {', '.join(missing)}. The lists are not in the repository; make them from "
+            f"the published traces: python benchmarks/request_lists.py --traces FOLDER --out {folder} (its --help says "
+            "where the traces are)"
+        )
+    return [str(path) for path in paths]
+
+
 def main() -> None:
     """Complete the runs, print the table, record the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -163,22 +177,26 @@ def main() -> None:
     parser.add_argument("--perturb", type=float, default=0.1, help="share by which the truth may differ, each constant")
     parser.add_argument("--runs", type=Path, default=Path("goodput_runs.jsonl"))
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--name", default="goodput_simulated", help="of the document in benchmarks/results")
+    parser.add_argument("--name", default="goodput_simulated", help="of the JSON document")
     options = parser.parse_args()
-    calibration = str(calibration_file(options.calibration))
+    try:
+        calibration = str(calibration_file(options.calibration))
+        workloads = lists_in(options.workloads, options.only)
+    except ConfigError as error:
+        parser.error(str(error))
     arms = list(dict.fromkeys(options.policy or OTHERS))
     if options.base == BEST:
         arms = [*CHUNKED, *(arm for arm in arms if arm not in CHUNKED)]
     jobs = [
         Job(
             calibration,
-            str(options.workloads / f"{workload}.jsonl"),
+            workload,
             arm.removesuffix(WITHOUT_POWER).strip(),
             seed,
             options.perturb,
             not arm.endswith(WITHOUT_POWER),
         )
-        for seed, workload, arm in product(range(options.seeds), options.only, arms)
+        for seed, workload, arm in product(range(options.seeds), workloads, arms)
     ]
     curves = all_curves(jobs, options.runs, options.jobs)
     print(f"truth within {options.perturb:.0%} of each constant, seeds 0 to {options.seeds - 1}; goodput in req/s, "

@@ -143,7 +143,7 @@ def main() -> int:
     parser.add_argument("--slo-ms", type=float, nargs=2, default=(10_000.0, 20.0), metavar=("TTFT", "TPOT"))
     parser.add_argument("--seconds", type=float, default=180.0, help="how long the flow lasts")
     parser.add_argument("--vocabulary", type=int, default=HIGH_ID, help="token ids are below this (%(default)s)")
-    parser.add_argument("--name", default="long_prompts", help="of the document in benchmarks/results")
+    parser.add_argument("--name", default="long_prompts", help="of the JSON document")
     options = parser.parse_args()
     tell(options.name, asyncio.run(measure(options)))
     return 0

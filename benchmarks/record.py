@@ -1,5 +1,6 @@
-"""Writes what a benchmark found as one JSON document beside the others in benchmarks/results/.
+"""Writes what a benchmark found as one JSON document into benchmarks/new, which git ignores.
 
+No run changes a document of benchmarks/results, to which pages refer: who wants to keep a new one moves it there.
 Every figure carries what is needed to repeat or doubt it: the command, the hardware, the versions, the commit.
 Metric keys end in their unit (`_ms`, `_tok_s`) or in `_x` for a ratio.
 """
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from bulletserve.machine import code_commit, cpu_name
 
-RESULTS = Path(__file__).parent / "results"
+NEW = Path(__file__).parent / "new"
 
 _PACKAGES = (
     "bulletserve",
@@ -31,7 +32,7 @@ _PACKAGES = (
 )
 
 
-def record(name: str, metrics: Mapping[str, float], *, folder: Path = RESULTS) -> Path:
+def record(name: str, metrics: Mapping[str, float], *, folder: Path = NEW) -> Path:
     """Writes `folder`/`name`.json, replacing an older one, and returns its path."""
     document = {
         "name": name,

@@ -5,7 +5,7 @@
 Wanted in the folder of traces: `azure_code_2023.csv` and `azure_conv_2023.csv` (AzurePublicDataset,
 AzureLLMInferenceTrace_code and _conv of 2023, CC-BY 4.0; cite Patel et al., Splitwise, ISCA 2024) and
 `arxiv_summarization.csv` (the lengths published with microsoft/vidur, MIT; cite Agrawal et al., Vidur, MLSys 2024).
-long-context is synthetic. The recipe is `bulletserve/workload/recipe`.
+long-context is synthetic. The recipe is `bulletserve/workload/recipe`. A list whose trace is not there is left out.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from bulletserve.core.errors import ConfigError
 from bulletserve.workload.recipe import long_context, read_trace, sample
 from bulletserve.workload.request_list import RequestLengths
 
@@ -41,7 +42,14 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     for name, file in TRACES.items():
-        write(options.out / f"{name}.jsonl", sample(read_trace(options.traces / file)))
+        trace = options.traces / file
+        if not trace.is_file():
+            print(f"no {name}.jsonl: {trace} is not there (--help says where it is published)")
+            continue
+        try:
+            write(options.out / f"{name}.jsonl", sample(read_trace(trace)))
+        except ConfigError as error:
+            parser.error(str(error))
     write(options.out / "long-context.jsonl", long_context())
 
 

@@ -193,7 +193,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=8.0)
     parser.add_argument("--tier", default="middle", choices=("loose", "middle", "tight"))
     parser.add_argument("--token-ids", default="1000-32000", metavar="LOW-HIGH", help="from which prompts are drawn")
-    parser.add_argument("--name", default="steady_run", help="of the document in benchmarks/results")
+    parser.add_argument("--name", default="steady_run", help="of the JSON document")
     options = parser.parse_args()
     try:
         with tempfile.TemporaryDirectory() as folder:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.report import Report
-from benchmarks.record import RESULTS
+from benchmarks.record import NEW
 
 SCRIPTS = ("phases", "corun", "decode_gaps", "host_cost", "operators", "partition_switch", "idle_tax", "offline")
 WITHOUT_ENGINE = ("partition_switch",)
@@ -38,7 +38,7 @@ def main(only: str | None = None) -> None:
 def _options(modules: dict[str, Any], only: str | None) -> Namespace:
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("--only", default=only or ",".join(modules), help="scripts, separated by commas")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the JSON documents")
+    parser.add_argument("--out", type=Path, default=NEW, help="folder of the JSON documents (benchmarks/new)")
     parser.add_argument("--limit-s", type=float, default=570.0, help="seconds this process may take")
     for module in modules.values():
         module.add_options(parser)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from importlib import import_module
 
-from bulletserve.calibrations import WORSE
+from bulletserve.calibrations import BEATEN, WORSE
 from bulletserve.core.errors import ConfigError, EngineError
 from bulletserve.core.samples import Sample
 from bulletserve.estimator.calibration import NOT_ALL, Calibration
@@ -20,6 +20,9 @@ MOST_SKIPPED = 0.25
 
 DOUBTFUL = 0.1
 """Below this median error nobody needs a word about who is better."""
+
+ENOUGH = 3
+"""Of a group of fewer points held out nothing is noted: they say little by themselves."""
 
 Errors = Mapping[str, Mapping[str, float]]
 """Per group of samples: median, p90, count."""
@@ -49,7 +52,7 @@ def fit_measured(measured: Measurements) -> Calibration:
 
 def fit_and_judge(measured: Measurements) -> tuple[Calibration, dict[str, Errors]]:
     """The calibration with its errors on the points held out, and those of every way to forecast, by name. Its note
-    says where it is worse than the plain ways.
+    says where the plain ways know more: of all points together (`calibrations.is_beaten`), or of a group of them.
 
     Raises `ConfigError` where there are too few samples.
     """
@@ -61,7 +64,10 @@ def fit_and_judge(measured: Measurements) -> tuple[Calibration, dict[str, Errors
         "linear regression": regression(measured.fitted, found.total_sms),
     }
     errors: dict[str, Errors] = {name: by_group(measured.held_out, predict) for name, predict in ways.items()}
-    if worse := worse_groups(errors):
+    ours, plain = (_median(measured.held_out, ways[name]) for name in ("calibrated", "roofline"))
+    if _loses(ours, plain):
+        found = _noted(found, f"{BEATEN}, off by {ours:.0%} and not {plain:.0%}")
+    if worse := [group for group in worse_groups(errors) if errors["calibrated"][group]["count"] >= ENOUGH]:
         found = _noted(found, f"{WORSE} or regression for {', '.join(worse)}")
     return replace(found, provenance=replace(found.provenance, holdout_errors=errors["calibrated"])), errors
 
@@ -75,7 +81,7 @@ def fit_in_passing(measured: Measurements) -> Calibration:
     check_enough(measured)
     found = fit_measured(measured)
     ours, plain = (_median(measured.fitted, way) for way in (_calibrated(found, measured), _roofline(measured)))
-    return _noted(found, f"{WORSE}, off by {ours:.0%} and not {plain:.0%}") if ours > max(DOUBTFUL, plain) else found
+    return _noted(found, f"{WORSE}, off by {ours:.0%} and not {plain:.0%}") if _loses(ours, plain) else found
 
 
 def worse_groups(errors: Mapping[str, Errors]) -> list[str]:
@@ -84,8 +90,12 @@ def worse_groups(errors: Mapping[str, Errors]) -> list[str]:
     return [
         group
         for group, found in ours.items()
-        if found["median"] > DOUBTFUL and any(found["median"] > other[group]["median"] for other in others)
+        if any(_loses(found["median"], other[group]["median"]) for other in others)
     ]
+
+
+def _loses(ours: float, plain: float) -> bool:
+    return ours > max(DOUBTFUL, plain)
 
 
 def _calibrated(calibration: Calibration, measured: Measurements) -> Predictor:
@@ -102,7 +112,8 @@ def _roofline(measured: Measurements) -> Predictor:
 
 
 def _median(samples: Iterable[Sample], predict: Predictor) -> float:
-    return summary([abs(predict(sample) / sample.seconds - 1.0) for sample in samples])["median"]
+    errors = [abs(predict(sample) / sample.seconds - 1.0) for sample in samples]
+    return summary(errors)["median"] if errors else 0.0
 
 
 def _noted(calibration: Calibration, more: str) -> Calibration:

@@ -23,7 +23,8 @@ _log = logging.getLogger(__name__)
 PACKAGED = Path(__file__).parent / "data" / "calibrations"
 SAMPLES_SUFFIX = ".samples.json"
 WORSE = "worse than a plain roofline"
-"""What the note of a calibration says that knows less of points held out than the plainest way to forecast."""
+"""What the note of a calibration says of which, somewhere, the plainest way to forecast knows more."""
+BEATEN = f"{WORSE} on the points held out, all together"
 
 
 def cache_folder() -> Path:
@@ -43,7 +44,7 @@ def samples_path(path: Path) -> Path:
 
 
 def partial_path(path: Path) -> Path:
-    """Where the samples of a run that has not ended lie."""
+    """Where the samples of a run lie that has not ended, or has made no good fit."""
     return path.with_name(path.name.removesuffix(".json") + ".partial" + SAMPLES_SUFFIX)
 
 
@@ -110,6 +111,11 @@ def is_sound(calibration: Calibration) -> bool:
     """Whether all was measured that was planned, and no plain way to forecast knows more."""
     origin = calibration.provenance
     return origin.is_whole and WORSE not in origin.note
+
+
+def is_beaten(calibration: Calibration) -> bool:
+    """Whether a plain roofline knows more of everything. Such a fit is not kept."""
+    return BEATEN in calibration.provenance.note
 
 
 def _doubt(calibration: Calibration, fix: str) -> str:

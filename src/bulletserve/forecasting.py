@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from bulletserve.calibration_fit import fit_and_judge, fit_in_passing
 from bulletserve.calibration_run import dtype_bytes, make_plan, measure
-from bulletserve.calibrations import Found, default_path, find_calibration, is_sound, samples_path
+from bulletserve.calibrations import Found, default_path, find_calibration, is_beaten, is_sound, samples_path
 from bulletserve.core.errors import BulletError
 from bulletserve.core.snapshot import MAX_BATCH_TOKENS
 from bulletserve.engine.load import choose_device
@@ -72,7 +72,8 @@ def forecasts_for(engine: "Engine", *, needed: bool) -> Forecasts:
 
 def _fitted_again(engine: "Engine", device_kind: str) -> Found | None:
     """The calibration of this device and model from samples that lie there already: of an earlier version of us, or one
-    whose fit was lost. They took minutes to measure, so nothing may be put in their place."""
+    whose fit was lost. They took minutes to measure, so nothing may be put in their place. A fit that a roofline beats
+    serves this one run."""
     lattice = engine.limits.lattice
     path = default_path(device_name(device_kind), lattice.total_sms, engine.checkpoint.shape, engine.info.dtype)
     samples = samples_path(path)
@@ -80,11 +81,15 @@ def _fitted_again(engine: "Engine", device_kind: str) -> Found | None:
         return None
     try:
         calibration, _ = fit_and_judge(load_measurements(samples))
-        calibration.save(path)
+        if not is_beaten(calibration):
+            calibration.save(path)
     except (BulletError, ValueError, OSError) as error:
         _log.warning("%s cannot be fitted again: %s", samples, error)
         return None
-    doubt = "" if is_sound(calibration) else f", {calibration.provenance.note}"
+    fix = f"bullet calibrate {engine.config.model or ''}".rstrip()
+    doubt = (
+        "" if is_sound(calibration) else f", {calibration.provenance.note}; measure again, on an idle machine: {fix}"
+    )
     return Found(calibration, f"fitted again from samples that were there ({samples}){doubt}", own=True)
 
 

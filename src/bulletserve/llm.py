@@ -5,6 +5,7 @@ one call at a time.
 """
 
 import itertools
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -62,7 +63,8 @@ class LLM:
     or a whole `config`; `chat_template` is Jinja2 source that replaces the checkpoint's own.
 
     Raises `ConfigError` or `ModelError` with the fix in the message. Close it, or use it as a context manager; what is
-    left open ends with the interpreter, or when nobody can reach it any more.
+    left open ends with the interpreter, or when nobody can reach it any more. In a forked child, which has none of its
+    threads, every method raises `EngineError`.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class LLM:
         unknown = options.keys() - EngineConfig.__dataclass_fields__.keys()
         if unknown:
             raise ConfigError(f"unknown options: {', '.join(sorted(unknown))}")
+        self._process_id = os.getpid()
         self._engine: Engine = build_engine(config or EngineConfig(model=model, **options))
         self._loop = LoopThread(self._engine, self)
         checkpoint = self._engine.checkpoint
@@ -100,6 +103,7 @@ class LLM:
         Raises `InvalidRequest` or `ContextTooLong` before anything runs, `EngineError` if the engine ends. What goes
         wrong with one prompt later is that answer's alone: look at `Completion.error`.
         """
+        self._check_process()
         listed = _as_list(prompts)
         if not isinstance(params, SamplingParams | Sequence | None) or any(
             not isinstance(one, SamplingParams) for one in (params if isinstance(params, Sequence) else ())
@@ -119,6 +123,7 @@ class LLM:
 
         A conversation is a list of messages with "role" and "content". Raises like `generate`.
         """
+        self._check_process()
         if not isinstance(conversations, list | tuple):
             raise InvalidRequest("a conversation must be a list of messages", param="messages")
         several = [conversations] if conversations and isinstance(conversations[0], Mapping) else conversations
@@ -126,15 +131,27 @@ class LLM:
 
     def close(self) -> None:
         """End the loop and the lanes. May be called again."""
+        self._check_process()
         self._loop.close()
 
     def __enter__(self) -> "LLM":
+        self._check_process()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if self._process_id == os.getpid():  # a forked child may leave the block too: it has nothing to close
+            self.close()
+
+    def _check_process(self) -> None:
+        """Raise `EngineError` in a forked child, where nobody would ever answer."""
+        if self._process_id != os.getpid():
+            raise EngineError(
+                f"this LLM belongs to process {self._process_id}, and process {os.getpid()}, forked from it, has none "
+                'of its threads: make an LLM in the process that uses it, or start processes with "spawn" and let each '
+                "make its own"
+            )
 
     def _text(self) -> TextCodec:
         if self._codec is None:

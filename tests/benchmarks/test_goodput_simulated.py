@@ -102,3 +102,28 @@ def test_budgets_ratios_and_losses(table: Any, capsys: pytest.CaptureFixture[str
     assert metrics["ratio_a_loose_bullet_x"] == pytest.approx(1.2, rel=0.002)
     metrics = report.report(found, report.Options(base="time_sliced"))
     assert metrics["ratio_a_tight_bullet_x"] == pytest.approx(0.9, rel=0.002)
+
+
+def test_lists_that_are_not_there_are_one_line_with_the_fix(
+    table: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "azure-conv.jsonl").touch()
+    words = ["--workloads", tmp_path, "--only", "azure-code", "azure-conv", "--runs", tmp_path / "runs"]
+    monkeypatch.setattr("sys.argv", ["goodput_simulated.py", *map(str, words)])
+    with pytest.raises(SystemExit, match="2"):
+        table.main()
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert f"{tmp_path} has no azure-code.jsonl. " in said
+    assert f"python benchmarks/request_lists.py --traces FOLDER --out {tmp_path}" in said
+    assert not (tmp_path / "runs").exists()
+
+
+def test_lists_are_made_of_the_traces_that_are_there(
+    table: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "azure_code_2023.csv").write_text("ContextTokens,GeneratedTokens\n100,20\n")
+    monkeypatch.setattr("sys.argv", ["request_lists.py", "--traces", str(tmp_path), "--out", str(tmp_path / "lists")])
+    import_module("request_lists").main()
+    assert f"no azure-conv.jsonl: {tmp_path / 'azure_conv_2023.csv'} is not there" in capsys.readouterr().out
+    made = table.lists_in(tmp_path / "lists", ["azure-code", "long-context"])
+    assert [len(Path(path).read_text().splitlines()) for path in made] == [600, 600]

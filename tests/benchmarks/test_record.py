@@ -1,14 +1,19 @@
 """Documents of results: they name the commit that the environment names, and people see what is in them."""
 
 import json
+import shutil
+import sys
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bulletserve.agreement import Agreement
 from bulletserve.machine import COMMIT_VARIABLE, code_commit
 from bulletserve.results import write_result
+from tests.benchmarks.conftest import BENCHMARKS
 
 Script = Callable[[str], Any]
 
@@ -37,3 +42,28 @@ def test_figures_are_told_and_recorded(
     lines = capsys.readouterr().out.splitlines()
     assert [line.split() for line in lines[:2]] == [["gap_ms", "12.346"], ["longest_gap_ms", "1234.500"]]
     assert json.loads(Path(lines[2].removeprefix("written: ")).read_text())["metrics"]["gap_ms"] == 12.3456
+
+
+def test_no_run_changes_a_document_that_pages_refer_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The scripts in a folder of their own, so that nothing is written into this tree."""
+    for name in ("agreement", "record"):
+        shutil.copy(BENCHMARKS / f"{name}.py", tmp_path)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    kept = tmp_path / "results" / "agreement.json"
+    kept.parent.mkdir()
+    kept.write_text("of the page")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module: Any = import_module("agreement")
+    figures = dict.fromkeys(("ttft_mean", "tpot_mean"), 0.5)
+    monkeypatch.setattr(module, "agreement", lambda path: Agreement("bullet", 3, figures, figures))
+    monkeypatch.setattr(sys, "argv", ["agreement.py", "other.record"])
+    module.main()
+    written = Path(capsys.readouterr().out.rpartition("wrote ")[2].strip())
+    assert json.loads(written.read_text())["metrics"]["other_ttft_mean_measured_ms"] == 500.0
+    assert kept.read_text() == "of the page" and kept.parent not in written.parents
+    ignored = (BENCHMARKS.parent / ".gitignore").read_text().split()
+    assert f"benchmarks/{written.relative_to(tmp_path).parts[0]}/" in ignored
+    for name in ("agreement", "record"):
+        sys.modules.pop(name)

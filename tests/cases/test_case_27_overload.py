@@ -86,7 +86,7 @@ def test_case_27_who_left_while_waiting_is_not_prefilled(tmp_path: Path) -> None
         assert len(first.times_s) < 60, "they could have been admitted"
         first.join()
         server.wait_idle()
-        assert server.engine.state.queried_tokens == 100, "more than the first prompt was admitted"
+        assert server.engine.state.prefixes.queried_tokens == 100, "more than the first prompt was admitted"
 
 
 def test_case_27_no_connection_is_held_open_for_ever(served: Served) -> None:

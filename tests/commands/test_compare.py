@@ -7,8 +7,9 @@ import pytest
 
 from bulletserve import cli
 from bulletserve.commands import compare
-from bulletserve.comparison import measuring
+from bulletserve.comparison import arm_run, measuring
 from bulletserve.comparison.folder_lock import held
+from bulletserve.comparison.other_programs import OtherPrograms
 from bulletserve.telemetry.recorder import Recorder
 from tests.comparison.device import Device
 from tests.end_to_end.test_processes import CONFIG
@@ -49,6 +50,28 @@ def test_plain_use_prints_one_table_with_ratios(tiny: list[object], capsys: pyte
     assert {"made_up_chunked_prefill_at_200_tok_s", "made_up_time_sliced_at_200_round2_ttft_p90_ms"} < set(
         document["metrics"]
     )
+
+
+def test_a_busy_machine_is_told(
+    tiny: list[object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What others took comes from `taken`, a number for each run; the first of each arm warms up."""
+    taken = iter([0.0, 0.03, 0.0, 0.34, 0.0, 0.1, 0.0, 0.02])
+
+    class Others(OtherPrograms):
+        def __exit__(self, *_: object) -> None:
+            self.taken_x = next(taken)
+
+    monkeypatch.setattr(arm_run, "OtherPrograms", Others)
+    assert bullet(*tiny, "--requests", 4, "--rate", 200, "--json", "out.json") == 0
+    said = capsys.readouterr().out
+    assert "THE MACHINE WAS BUSY: other programs took part of the engine's cores in 1 of 2 runs" in said
+    assert "(time_sliced at 200 req/s, round 1: 34%)" in said and "on an idle machine" in said
+    assert "other programs" in said and "34% of the cores" in said
+    metrics = json.loads(Path("out.json").read_text())["metrics"]
+    assert metrics["made_up_time_sliced_at_200_others_x"] == 0.34
+    assert bullet(*tiny, "--requests", 4, "--rate", 200) == 0
+    assert "BUSY" not in capsys.readouterr().out
 
 
 def test_in_pieces_and_from_records(

@@ -38,6 +38,21 @@ class Raising(Foreign):
 
 
 @dataclass(frozen=True)
+class Leaving(Foreign):
+    """Ends the process, or would: at a decision or as it is made."""
+
+    at_once: int = 0
+    name = "leaving"
+
+    def __post_init__(self) -> None:
+        if self.at_once:
+            sys.exit(0)
+
+    def decide(self, snapshot: Snapshot, estimator: Forecaster) -> Plan:
+        sys.exit(0)
+
+
+@dataclass(frozen=True)
 class Nameless:
     """Lacks all that a policy has."""
 
@@ -56,7 +71,8 @@ class Demanding:
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     Raising.asked.clear()
-    install(monkeypatch, {"raising": Raising, "idle": Idle, "nameless": Nameless, "demanding": Demanding})
+    kinds = {"raising": Raising, "leaving": Leaving, "idle": Idle, "nameless": Nameless, "demanding": Demanding}
+    install(monkeypatch, kinds)
     assert sys.modules[__name__]
 
 
@@ -99,9 +115,26 @@ def test_compare(tiny: list[object], capsys: pytest.CaptureFixture[str], monkeyp
     assert said.startswith("bullet: the policy idle has started nothing for ")
 
 
+def test_a_policy_cannot_end_the_process(
+    tiny: list[object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bullet(*SIMULATE, "--policy", "time_sliced", "--record", tmp_path / "run") == 0
+    for words in (
+        [*SIMULATE, "--policy", "leaving"],
+        ["replay", tmp_path / "run", "--policy", "leaving"],
+        [*tiny, "--policies", "time_sliced", "leaving"],
+    ):
+        capsys.readouterr()
+        assert bullet(*words) == 1
+        said = capsys.readouterr()
+        assert said.err.splitlines()[-1] == "bullet: the policy leaving failed: SystemExit(0)"
+    assert "time_sliced" in said.out, "the other arm is measured"
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
+        ("leaving:at_once=1", r"cannot be made of 'leaving:at_once=1': SystemExit\(0\)"),
         ("nameless", "cannot be made of 'nameless': AttributeError"),
         ("demanding", "cannot be made of 'demanding': TypeError"),
         ("demanding:size=1", "cannot be made of 'demanding:size=1': ZeroDivisionError"),

@@ -49,12 +49,13 @@ def test_a_run_ends_with_the_last_scored_answer_and_leaves_nothing(engine: Engin
 
 
 def test_runs_do_not_pile_up(engine: Engine) -> None:
-    """Nothing of earlier runs is alive, and nothing stays frozen for the garbage collector."""
+    """Nothing of earlier runs is alive, and nothing stays frozen for the garbage collector that was not before."""
+    frozen = gc.get_freeze_count()
     for _ in range(3):
         run_arm(engine, "static_split", prompts(3))
     gc.collect()
     assert not [one for one in gc.get_objects() if type(one) in (State, Collector)]
-    assert gc.get_freeze_count() == 0
+    assert gc.get_freeze_count() <= frozen
 
 
 @pytest.mark.usefixtures("misbehaving")

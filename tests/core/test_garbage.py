@@ -1,6 +1,8 @@
 """Whether the garbage collector looks, and when again."""
 
 import gc
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -46,3 +48,26 @@ def test_an_error_leaves_the_collector_as_it_was(around: Callable[[], AbstractCo
     with pytest.raises(ZeroDivisionError), around():
         _ = 1 / 0
     assert gc.isenabled() == allowed
+
+
+NESTED = """
+import gc
+from bulletserve.core.garbage import frozen_garbage
+with frozen_garbage():
+    outer = gc.get_freeze_count()
+    assert outer > 1000, outer
+    made = [[number] for number in range(100)]
+    try:
+        with frozen_garbage():
+            assert gc.get_freeze_count() >= outer + 100, "the inner holds what was made since"
+            1 / 0
+    except ZeroDivisionError:
+        assert gc.get_freeze_count() >= outer, "the outer goes on"
+assert gc.get_freeze_count() == 0
+"""
+
+
+def test_what_is_frozen_stays_so_until_the_outermost_ends() -> None:
+    """In a process of its own: a server of another test may have this one's frozen."""
+    done = subprocess.run([sys.executable, "-c", NESTED], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -75,7 +75,7 @@ def test_another_salt_finds_no_prefix():
     requests = random_requests(4, seed=9)
     with small_engine() as engine:
         _, loop = engine.serve(requests, "static_split")
-        hits = loop.state.hit_tokens
+        hits = loop.state.prefixes.hit_tokens
         for_other = [
             type(r)(
                 **{name: getattr(r, name) for name in r.__dataclass_fields__} | {"block_hashes": (), "cache_salt": "b"}
@@ -83,7 +83,7 @@ def test_another_salt_finds_no_prefix():
             for r in requests[:1]
         ]
         engine.serve(for_other, "static_split", loop=loop)
-        assert loop.state.hit_tokens == hits
+        assert loop.state.prefixes.hit_tokens == hits
 
 
 def test_both_lanes_really_run_at_once():

@@ -149,5 +149,5 @@ def test_these_histories_are_as_rough_as_they_claim() -> None:
         assert next(iter(first)) == 0, "the first to come was not the first to be done"
     alike = tuple(replace(request, prompt_ids=range(24)) for request in tight.requests)
     world = World(replace(tight, requests=alike), TimeSliced(16)).drain()
-    assert world.state.hit_tokens > 100
+    assert world.state.prefixes.hit_tokens > 100
     assert max(world.answers.cached.values()) == 20

@@ -1,5 +1,6 @@
 """The loop's own promises: whoever fails, everyone is answered; what it reports; and that it never stalls."""
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -43,6 +44,10 @@ def fail(snapshot: Snapshot) -> Plan:
     raise ZeroDivisionError("no")
 
 
+def leave(snapshot: Snapshot) -> Plan:
+    sys.exit(3)
+
+
 def interrupt(snapshot: Snapshot) -> Plan:
     raise KeyboardInterrupt
 
@@ -72,6 +77,7 @@ def check_all_answered(world: World, message: str) -> None:
     ("then", "error", "words"),
     [
         (fail, PolicyError, "the policy saboteur failed: ZeroDivisionError('no')"),
+        (leave, PolicyError, "the policy saboteur failed: SystemExit(3)"),
         (return_nothing, PolicyError, "the policy saboteur failed: AttributeError"),
         (start_nonsense, PolicyError, "the policy saboteur failed: "),
         (break_a_rule, PlanError, "the policy saboteur broke a rule of plans: "),

@@ -14,16 +14,22 @@ from pathlib import Path
 
 import pytest
 
+from bulletserve.formats.checkpoint import open_checkpoint
+from bulletserve.server.settings import ServerSettings
 from tests.simulated_server import LETTERS, SETTINGS, SimulatedServer
 from tests.soak.length import SOAK_S
 
-PAGE = (Path(__file__).parents[2] / "docs" / "clients.md").read_text()
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "clients.md").read_text()
+MODEL = "SmolLM2-135M-Instruct"
+PLAIN = ServerSettings((MODEL,))
+URL = f"http://{PLAIN.host}:{PLAIN.port}"
 BIN = Path(sys.executable).parent
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedServer]:
-    settings = replace(SETTINGS, served_names=("smollm2",))
+    settings = replace(SETTINGS, served_names=(MODEL,))
     with SimulatedServer("static_split", tmp_path_factory.mktemp("clients"), settings=settings) as server:
         yield server
 
@@ -36,7 +42,7 @@ def blocks(title: str, language: str) -> list[str]:
 
 def run(server: SimulatedServer, command: list[str | Path], folder: Path, code: str) -> str:
     """The output of the block; its server is ours, and nothing else of it is changed."""
-    code = code.replace("http://localhost:8000", server.url)
+    code = code.replace(URL, server.url)
     environment = {"PATH": f"{BIN}:/usr/bin:/bin", "HOME": str(folder), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         [*command, code], capture_output=True, text=True, timeout=180, cwd=folder, env=environment, check=False
@@ -47,6 +53,20 @@ def run(server: SimulatedServer, command: list[str | Path], folder: Path, code: 
 
 def letters(text: str) -> str:
     return "".join(letter for letter in text if letter in LETTERS)
+
+
+def test_the_page_means_the_server_that_the_readme_starts() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert re.search(rf"^bullet serve +# an OpenAI-compatible server on {re.escape(URL)}/v1$", readme, re.M)
+    assert "`bullet serve`, the packaged model. When it is ready it prints" in PAGE
+    assert set(re.findall(r"https?://[^/\s\"\'`,]+", PAGE)) == {URL}
+    models = re.findall(r"(?:\"model\": |model=|--model )\"?(?!local-)([\w./-]+)", PAGE)
+    assert len(models) > 6 and {name.removeprefix("hosted_vllm/").rstrip(".") for name in models} == {MODEL}
+
+
+@pytest.mark.model
+def test_the_packaged_model_is_called_so() -> None:
+    assert open_checkpoint(None).name == MODEL
 
 
 @pytest.mark.parametrize(

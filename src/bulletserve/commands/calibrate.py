@@ -1,7 +1,8 @@
 """`bullet calibrate`: measure this device with a model, fit the estimator, say how good it is, draw it.
 
 What was measured is never lost: it is written before anything is fitted, and while measuring, every few seconds and on
-Ctrl-C, to a file of its own; `--from` fits it again anywhere. Every file is there whole or not at all.
+Ctrl-C, to a file of its own; `--from` fits it again anywhere. Every file is there whole or not at all. A fit that a
+plain roofline beats is not written: what there was before, or what an engine measures by itself, is better.
 """
 
 import argparse
@@ -19,13 +20,21 @@ from rich.table import Table
 
 from bulletserve.calibration_fit import Errors, check_enough, fit_and_judge, worse_groups
 from bulletserve.calibration_run import CalibrationPlan, make_plan, measure
-from bulletserve.calibrations import SAMPLES_SUFFIX, calibration_path, default_path, partial_path, samples_path
+from bulletserve.calibrations import (
+    SAMPLES_SUFFIX,
+    calibration_path,
+    default_path,
+    is_beaten,
+    is_sound,
+    partial_path,
+    samples_path,
+)
 from bulletserve.commands.numbers import number
 from bulletserve.commands.options import add_engine_arguments, engine_config, engine_flags_given
 from bulletserve.commands.outputs import check_outputs
 from bulletserve.compose import build_engine
 from bulletserve.core.config import EngineConfig
-from bulletserve.core.errors import ConfigError
+from bulletserve.core.errors import ConfigError, EngineError
 from bulletserve.core.garbage import frozen_garbage
 from bulletserve.engine.load import choose_device
 from bulletserve.estimator.calibration import NOT_ALL, Calibration, load
@@ -40,8 +49,6 @@ some seconds more (5 with the 101 samples of an H200): five minutes at most. It 
 a GPU should take two (docs/decisions/0005)."""
 
 NVML_FIX = "pip install nvidia-ml-py, or ask bullet doctor"
-
-_TOLD = "until then every start that goes by it warns"
 
 _ENGINE_POLICY = "static_split"  # an engine is built with one; nothing asks it for a plan
 
@@ -87,28 +94,43 @@ def run(options: argparse.Namespace) -> int:
             config = replace(config, max_num_seqs=GPU_SEATS)
         until_s = began_s + (options.time_limit or TIME_LIMIT_S)
         measured, path = _measure(console, config, device_kind, options.out, until_s, quick=options.quick)
-    _conclude(console, measured, path, options.report)
+    _conclude(console, measured, path, options)
     return 0
 
 
-def _conclude(console: Console, measured: Measurements, path: Path, report: Path | None) -> None:
-    """Fit, write, say how good it is. Raises `ConfigError` or `EngineError` where the samples are too few."""
+def _conclude(console: Console, measured: Measurements, path: Path, options: argparse.Namespace) -> None:
+    """Fit, say how good it is, write. Raises `ConfigError` or `EngineError` where the samples are too few, and
+    `EngineError` for a fit that is not worth keeping: its samples do not replace those of an earlier one."""
     for what, why in measured.skipped:
         console.print(f"no figure for {what}: {why}", markup=False, soft_wrap=True)
     if measured.cut_short:
-        again = f"measure again on an idle machine, or with a longer --time-limit; {_TOLD}"
+        again = "measure again on an idle machine, or with a longer --time-limit"
         console.print(f"{NOT_ALL}: {measured.cut_short}; {again}", markup=False, soft_wrap=True)
-    check_enough(measured)
-    with console.status("fitting"):
-        calibration, errors = fit_and_judge(measured)
-    calibration.save(path)
+    is_kept = True
+    try:
+        check_enough(measured)
+        with console.status("fitting"):
+            calibration, errors = fit_and_judge(measured)
+        is_kept = not is_beaten(calibration)
+    finally:
+        samples = options.source or partial_path(path)
+        if is_kept and options.source is None:
+            samples = samples.replace(samples_path(path))
+    if is_kept:
+        calibration.save(path)
     if errors["calibrated"]:
         console.print(error_table(errors))
-        for line in doubts(errors):
-            console.print(line, markup=False, soft_wrap=True)
-    console.print(f"written: {path}", markup=False, soft_wrap=True)
-    if report is not None:
-        _draw(console, report, calibration, measured)
+    if options.report is not None:
+        _draw(console, options.report, calibration, measured)
+    if not is_kept:
+        raise EngineError(
+            f"nothing is written: {calibration.provenance.note}, which happens where other programs ran at the same "
+            f"time. Measure again on an idle machine, not with --quick; the samples are in {samples}"
+        )
+    for line in doubts(errors):
+        console.print(line, markup=False, soft_wrap=True)
+    warns = "" if is_sound(calibration) else "; until there is a better one, every start that goes by it warns"
+    console.print(f"written: {path}, from {samples}{warns}", markup=False, soft_wrap=True)
 
 
 def error_table(errors: dict[str, Errors]) -> Table:
@@ -126,13 +148,13 @@ def error_table(errors: dict[str, Errors]) -> Table:
 
 
 def doubts(errors: dict[str, Errors]) -> list[str]:
-    """What speaks against using a calibration with such errors, in words."""
+    """What speaks against relying on a calibration with such errors, in words."""
     worse = worse_groups(errors)
     if not worse:
         return []
     return [
         f"{', '.join(worse)}: worse than a plain roofline or regression, which happens where other programs ran at the "
-        f"same time; measure again on an idle machine, not with --quick; {_TOLD}"
+        "same time, or few points were held out; better ones: measure on an idle machine, not with --quick"
     ]
 
 
@@ -168,7 +190,7 @@ def _is_samples(path: Path) -> bool:
 def _measure(
     console: Console, config: EngineConfig, device_kind: str, out: Path | None, until_s: float, *, quick: bool
 ) -> tuple[Measurements, Path]:
-    """What was measured, written beside the path where its calibration belongs."""
+    """What was measured, and the path where its calibration belongs. It is written to the file of a run under way."""
     console.print("loading the model")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what was measured is kept
     engine = build_engine(config)
@@ -187,12 +209,11 @@ def _measure(
         began_s = time.monotonic()
         with frozen_garbage():  # as the engine process does
             measured = _watched(console, plan, until_s, partial_path(path))
-        measured.save(samples_path(path))
-        partial_path(path).unlink(missing_ok=True)
+        measured.save(partial_path(path))
         counts = f"{len(measured.fit)} samples and {len(measured.power)} of the power run to fit"
         counts += f", {len(measured.held_out)} held out"
         took_s = time.monotonic() - began_s
-        console.print(f"{counts}, in {took_s:.0f} s: {samples_path(path)}", markup=False, soft_wrap=True)
+        console.print(f"{counts}, in {took_s:.0f} s", markup=False, soft_wrap=True)
         return measured, path
     finally:
         engine.close()

@@ -14,6 +14,7 @@ from bulletserve.commands.compare_tables import (
     LEGEND,
     Column,
     Goodputs,
+    busy_machine,
     figure_table,
     goodput_lines,
     goodput_table,
@@ -259,7 +260,7 @@ def _has_goodput(found: Found) -> bool:
 
 
 def _tell(console: Console, measuring: Measuring, found: Found) -> None:
-    told = measuring.unwritten if measuring.folder is None else [*measuring.unwritten, *measuring.folder.told]
+    told = [*busy_machine(found.runs), *measuring.unwritten, *(measuring.folder.told if measuring.folder else ())]
     for line in dict.fromkeys(told):
         console.print(line, markup=False, soft_wrap=True)
     if found.left:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from rich.table import Table
 
 from bulletserve.comparison.measured import Measured
+from bulletserve.comparison.other_programs import TOO_MUCH
 from bulletserve.comparison.outcome import (
     FIGURES,
     goodput_of,
@@ -18,7 +19,7 @@ from bulletserve.comparison.outcome import (
     paired_ratios,
     same_answers,
 )
-from bulletserve.comparison.run_folder import RunName
+from bulletserve.comparison.run_folder import RunName, rate_text
 from bulletserve.core.slo import Slo
 from bulletserve.telemetry.goodput import Estimate
 from bulletserve.telemetry.metric_keys import estimate_metrics, key_part
@@ -27,6 +28,7 @@ Goodputs = Mapping[str, tuple[Estimate | str, Estimate | None]]
 """Of each arm its goodput, or why there is none, and the ratio to the first arm's, where both have one."""
 
 _PARTITIONS_SHOWN = 3
+_NAMED = 3
 _FORECASTS = "forecast_error_"
 
 LEGEND = (
@@ -41,6 +43,7 @@ _MORE: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("power", "power_w", lambda value: f"{value:.0f} W"),
     ("clock", "clock_mhz", lambda value: f"{value:.0f} MHz"),
     ("preempted", "preemptions_n", lambda value: f"{value:.0f}"),
+    ("other programs", "others_x", lambda value: f"{value:.0%} of the cores"),
     ("refused", "refused_n", lambda value: f"{value:.0f}"),
 )
 
@@ -95,6 +98,21 @@ def left_out(runs: Mapping[str, Sequence[Measured]]) -> list[str]:
         f"{policy}: round {number + 1} is left out of goodput, it has no run at {', '.join(map(str, lacks))} req/s"
         for policy, of_arm in runs.items()
         for number, lacks in incomplete_rounds(of_arm).items()
+    ]
+
+
+def busy_machine(runs: Mapping[str, Sequence[Measured]]) -> list[str]:
+    """In words, the runs that other programs disturbed, and what to do."""
+    found = [(one, one.figures.get("others_x", 0.0)) for of_arm in runs.values() for one in of_arm]
+    disturbed = [(one, share) for one, share in found if share > TOO_MUCH]
+    if not disturbed:
+        return []
+    worst = sorted(disturbed, key=lambda pair: -pair[1])[:_NAMED]
+    named = [f"{one.policy} at {rate_text(one.rate)} req/s, round {one.round + 1}: {share:.0%}" for one, share in worst]
+    return [
+        f"THE MACHINE WAS BUSY: other programs took part of the engine's cores in {len(disturbed)} of {len(found)} "
+        f"runs, whose figures and ratios cannot be trusted ({'; '.join(named)}). Run it again on an idle machine (a "
+        "run that --runs has kept only once its file is gone); with --rounds 3 or more figures are medians over rounds."
     ]
 
 

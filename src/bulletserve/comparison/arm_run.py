@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
+from bulletserve.comparison.other_programs import OtherPrograms
 from bulletserve.compose import Engine
 from bulletserve.core.errors import EngineError, PolicyError
 from bulletserve.core.events import Arrived, Event
@@ -22,6 +23,7 @@ from bulletserve.core.ports import Poster
 from bulletserve.core.prefix import block_hashes
 from bulletserve.core.request import FinishReason, Request
 from bulletserve.core.slo import Slo
+from bulletserve.engine.load import choose_device
 from bulletserve.profiling.meter import Meter, Watch
 from bulletserve.scheduler.loop import Loop, both
 from bulletserve.scheduler.policies import make_policy
@@ -33,6 +35,7 @@ from bulletserve.telemetry.timeline import StepSpan, Timeline
 _LEAD_S = 0.05  # from when all is ready to the moment that counts as the list's start
 _LOOK_S = 0.05  # at the energy counter: it need not be found to the millisecond, and the loop wants the GIL
 _DRAIN_S = 60.0
+_HOST_CORES = 2  # that an engine on a GPU needs: the loop and whoever launches
 
 Record = Callable[[Loop], Recorder | None]
 """Makes what writes a run down; None where that cannot be."""
@@ -58,7 +61,7 @@ class ArmRun:
     `answers`: one for each prompt; what came after the window is left out. `start_s`: the start of the list. `spans`:
     every step, those after the window too. `both_lanes_s`: how long both lanes ran. `forecast_errors`: by kind of step.
     `watts`, `mhz`: nan without a meter. `record_broke`: why the record of it is not whole, "" if it is or none was
-    wanted.
+    wanted. `others_x`: as `OtherPrograms.taken_x`.
     """
 
     policy: str
@@ -72,6 +75,7 @@ class ArmRun:
     watts: float = float("nan")
     mhz: float = float("nan")
     record_broke: str = ""
+    others_x: float = float("nan")
 
     @property
     def first_s(self) -> float:
@@ -102,8 +106,10 @@ def run_arm(
     loop.observer = both(timeline, recorder)
     requests = _requests(engine, prompts, slo or Slo())
     power = Watch(meter, _LOOK_S)
+    on_cpu = choose_device(engine.config.device) == "cpu"
+    others = OtherPrograms(engine.limits.lattice.total_sms if on_cpu else _HOST_CORES)
     try:
-        with kept_garbage(), power:
+        with kept_garbage(), power, others:
             start_s = time.monotonic() + _LEAD_S
             timed = [replace(one, arrival_s=start_s + one.arrival_s) for one in requests]
             for request in timed:
@@ -137,6 +143,7 @@ def run_arm(
         power.watts,
         power.mhz,
         "" if recorder is None else recorder.stopped,
+        others.taken_x,
     )
 
 

@@ -125,6 +125,7 @@ def measured(run: ArmRun, rate: float, number: int, scored: Sequence[int]) -> Me
         "joules_per_token_j": joules_per_token(run.watts, summary.tokens_per_s),
         "power_w": run.watts,
         "clock_mhz": run.mhz,
+        "others_x": run.others_x,
         "preemptions_n": float(run.preemptions),
         "refused_n": float(sum(one.finish is FinishReason.REFUSED for one in run.answers)),
         "window_s": window_s,

@@ -11,15 +11,17 @@ from typing import Any
 _SHOWN_CHARACTERS = 300
 
 _TOO_COMPLEX = (
-    "it allows too many different texts at once: use fewer optional properties or alternatives, or write a rule that "
-    "repeats as rest*, not as item rest"
+    "it allows too many different texts at once: use fewer or smaller repetitions, above all none inside another, "
+    "fewer optional properties or alternatives, or write a rule that repeats as rest*, not as item rest"
 )
+_TOO_LARGE = "it is too large: use fewer rules, alternatives or repetitions"
 
 _WORDS = tuple(
     (re.compile(pattern, re.DOTALL | re.IGNORECASE), words)
     for pattern, words in (
-        (r"too many items|row has \d+ items|lexer.*too (big|large|complex)|fuel|too many states", _TOO_COMPLEX),
-        (r"grammar size|too many (rules|symbols|grammars)", "it is too large"),
+        (r"row has \d+ items|lexer.*too (big|large|complex)|fuel|unable to determine", _TOO_COMPLEX),
+        (r"too many (items|states|expressions)", _TOO_COMPLEX),
+        (r"grammar size|too many (rules|symbols|grammars)", _TOO_LARGE),
         (r"NoExtensionBias", "no text fits it"),
         (r"unimplemented keys: (?P<a>\[[^]]*\])", "these keywords are not supported: {a}"),
         (r"^(?:failed to compile JSON schema: )?invalid type: (?P<a>\S+)", 'there is no type "{a}"'),

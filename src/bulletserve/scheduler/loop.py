@@ -174,7 +174,7 @@ class Loop:
             raise PlanError(f"the policy {self.policy.name} broke a rule of plans: {error}") from error
         except BulletError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise PolicyError(f"the policy {self.policy.name} failed: {error!r}") from error
 
     def _give_up(self) -> None:

@@ -24,6 +24,7 @@ from bulletserve.scheduler.lane_queue import LaneQueues
 from bulletserve.scheduler.masked_rows import MaskedRows
 from bulletserve.scheduler.outbox import Outbox
 from bulletserve.scheduler.policy import Forecaster
+from bulletserve.scheduler.prefix_sharing import PrefixSharing
 from bulletserve.scheduler.prompt_set import PromptSet, TokenRanges, prompt_parts
 from bulletserve.scheduler.queue_rules import FIRST_COME, QueueRules
 from bulletserve.scheduler.started_step import StartedStep
@@ -57,12 +58,11 @@ class State:
         self.watch = None if estimator is None else StepWatch(estimator)
         self.lanes = LaneTimes()
         self.preemptions = 0
-        self.queried_tokens = 0
-        self.hit_tokens = 0
         self.stopped = False
         self.fault = ""
         self.waiting = Waiting(rules, limits, ledger, estimator)
         self.queue = self.waiting.queue
+        self.prefixes = PrefixSharing(ledger, self.waiting)
         self.jobs: dict[int, Job] = {}
         self.prompts = PromptSet()
         self.decoding = DecodeSet(limits.block_size)
@@ -169,7 +169,7 @@ class State:
             self._step_failed(step, done)
         else:
             for job, tokens in step.settles:
-                self._settle(job, tokens)
+                self.prefixes.settle(job, tokens)
             self._take_tokens(step, done, now_s)
         for job in step.leaving:
             self._vacate(job)
@@ -199,10 +199,10 @@ class State:
         for job in step.firsts:
             self._speak(job, step.started_s, now_s)
         for job, token in stopped:
-            self._settle(job, len(job.tokens) - 1)
+            self.prefixes.settle(job, len(job.tokens) - 1)
             self._end(job, FinishReason.STOP, stop_id=token)
         for job in step.lasts:
-            self._settle(job, len(job.tokens) - 1)
+            self.prefixes.settle(job, len(job.tokens) - 1)
             self._end(job, FinishReason.LENGTH)
         for job in step.firsts:
             if job.phase is Phase.PREFILLING:
@@ -214,7 +214,7 @@ class State:
                 self._masked.drawn(job)
         for job in self.decoding.next_in_turn(NAMING_STEPS) if step.launch.rows else ():
             if job.speaking:
-                self._settle(job, len(job.tokens) - 1)
+                self.prefixes.settle(job, len(job.tokens) - 1)
 
     def _speak(self, job: Job, started_s: float, now_s: float) -> None:
         """A prompt is computed, and the token after it is known."""
@@ -224,16 +224,6 @@ class State:
             if job in self.decoding:
                 self.decoding.spoke(job, started_s, now_s)
             self._outbox.firsts.append((job.id, min(job.cached, job.prompt_tokens)))
-
-    def _settle(self, job: Job, tokens: int) -> None:
-        """The first `tokens` tokens of a job are in the cache for certain: name the blocks they fill."""
-        block_size = self.limits.block_size
-        end = tokens // block_size
-        if end > job.settled // block_size and self.ledger.caching and not job.ended:
-            name = self.ledger.register(job.id, job.block_names(end, block_size), end)
-            if name is not None:
-                self.waiting.named(name)
-            job.settled = tokens
 
     def _end(
         self,
@@ -289,7 +279,7 @@ class State:
 
     def _vacate(self, job: Job) -> None:
         if job.speaking:
-            self._settle(job, len(job.tokens) - 1)
+            self.prefixes.settle(job, len(job.tokens) - 1)
         self.ledger.release(job.id)
         self.seats.append(job.seat)
         job.leave_seat()
@@ -310,14 +300,10 @@ class State:
             start(self._launch(step, now_s))
 
     def _admit(self, job: Job) -> None:
-        block_size = self.limits.block_size
-        names = job.findable_names(block_size) if self.ledger.caching else []
-        self.queried_tokens += job.target if self.ledger.caching else 0
-        hits = self.ledger.allocate(job.id, self.ledger.blocks_for(job.target), names)
+        cached_tokens = self.prefixes.allocate(job)
         self.waiting.discard(job)
-        self.waiting.found(job, hits * block_size)
-        self.hit_tokens += hits * block_size
-        job.take_seat(self.seats.pop(), hits * block_size)
+        self.waiting.found(job, cached_tokens)
+        job.take_seat(self.seats.pop(), cached_tokens)
         self.prompts.admit(job)
 
     def _launch(self, start: Start, now_s: float) -> Launch:

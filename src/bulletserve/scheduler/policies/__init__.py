@@ -20,8 +20,10 @@ POLICIES = {
     "static_split": "bulletserve.scheduler.policies.static_split:StaticSplit",
 }
 
-
 ENTRY_POINTS = "bulletserve.policies"
+
+_WHATEVER = (Exception, SystemExit)
+"""What another's code may raise; to end the process is not its decision."""
 
 
 def make_policy(spec: str) -> Policy:
@@ -35,7 +37,7 @@ def make_policy(spec: str) -> Policy:
             getattr(made, part)
     except ConfigError:
         raise
-    except Exception as error:
+    except _WHATEVER as error:
         raise ConfigError(f"the policy {name!r} cannot be made of {spec!r}: {error!r}") from error
     return cast(Policy, made)
 
@@ -47,7 +49,7 @@ def _options(name: str, cls: Any, text: str) -> dict[str, object]:
     """What the words of a spec say, each of the type of its field."""
     try:
         hints = get_type_hints(cls)
-    except Exception as error:
+    except _WHATEVER as error:
         raise ConfigError(f"the policy {name!r}: the types of its options cannot be read: {error!r}") from error
     types = {option.name: hints[option.name] for option in fields(cls) if option.init}
     options: dict[str, object] = {}
@@ -58,7 +60,7 @@ def _options(name: str, cls: Any, text: str) -> dict[str, object]:
             raise ConfigError(f"policy {name} has no option {key!r}; it has {known}")
         try:
             options[key] = types[key](value)
-        except Exception:
+        except _WHATEVER:
             wanted = getattr(types[key], "__name__", types[key])
             raise ConfigError(f"policy option {key} must be of type {wanted}, not {value!r}") from None
     return options
@@ -78,7 +80,7 @@ def _load(point: EntryPoint) -> Any:
     """Whatever goes wrong in another's package is told with its name."""
     try:
         cls = point.load()
-    except Exception as error:
+    except _WHATEVER as error:
         raise ConfigError(f"the policy {point.name!r} ({point.value}) cannot be loaded: {error!r}") from error
     if not is_dataclass(cls) or not isinstance(cls, type):
         raise ConfigError(f"the policy {point.name!r} ({point.value}) must be a dataclass; its fields are its options")
