@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from bulletserve.core.garbage import frozen_garbage, kept_garbage
+from bulletserve.core.garbage import IDLE_S, YOUNG_S, Collection, frozen_garbage, kept_garbage
 
 
 class Knot:
@@ -44,10 +44,10 @@ def test_kept_garbage_is_kept_until_the_end_and_the_collector_is_as_it_was() -> 
 
 @pytest.mark.parametrize("around", [kept_garbage, frozen_garbage])
 def test_an_error_leaves_the_collector_as_it_was(around: Callable[[], AbstractContextManager[None]]) -> None:
-    allowed = gc.isenabled()
+    allowed, thresholds = gc.isenabled(), gc.get_threshold()
     with pytest.raises(ZeroDivisionError), around():
         _ = 1 / 0
-    assert gc.isenabled() == allowed
+    assert (gc.isenabled(), gc.get_threshold()) == (allowed, thresholds)
 
 
 NESTED = """
@@ -71,3 +71,52 @@ def test_what_is_frozen_stays_so_until_the_outermost_ends() -> None:
     """In a process of its own: a server of another test may have this one's frozen."""
     done = subprocess.run([sys.executable, "-c", NESTED], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def generations_looked_at(work: Callable[[], None]) -> list[int]:
+    seen: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            seen.append(info["generation"])
+
+    gc.callbacks.append(note)
+    try:
+        work()
+    finally:
+        gc.callbacks.remove(note)
+    return seen
+
+
+def test_what_is_young_is_collected_by_the_clock_and_what_is_old_is_not_looked_at() -> None:
+    collection = Collection()
+    kept: list[list[int]] = []
+    gone: list[weakref.ref[Knot]] = []
+
+    def work() -> None:
+        for turn in range(200):
+            kept.extend([number] for number in range(1000))
+            gone.append(a_knot())
+            collection.told(turn * 0.01, idle=False)
+
+    with kept_garbage():
+        assert generations_looked_at(work) == [0] * 8, "two seconds"
+        late = [number for number, knot in enumerate(gone) if knot() is not None]
+        assert YOUNG_S == 2.0 / 8 and late == list(range(176, 200)), "made after the last look"
+
+
+def test_everything_is_looked_at_once_in_each_idle_time() -> None:
+    collection = Collection()
+
+    def looks(now_s: float, *, idle: bool) -> bool:
+        return 2 in generations_looked_at(lambda: collection.told(now_s, idle=idle))
+
+    with frozen_garbage(), kept_garbage():
+        assert not looks(0.0, idle=False)
+        assert not looks(0.1, idle=True), "the next request may be on its way"
+        assert not looks(0.1 + 0.9 * IDLE_S, idle=True)
+        assert looks(0.1 + 1.1 * IDLE_S, idle=True)
+        assert not looks(9.0, idle=True), "nothing has been made since"
+        assert not looks(9.1, idle=False)
+        assert not looks(9.2, idle=True)
+        assert looks(9.3 + IDLE_S, idle=True)

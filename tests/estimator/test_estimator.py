@@ -202,12 +202,13 @@ def test_neighbours_on_the_grid_are_one_forecast() -> None:
 
 
 def test_the_memo_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bulletserve.estimator.estimator._MOST_REMEMBERED", 10)
+    monkeypatch.setattr("bulletserve.estimator.estimator._MOST_FORECASTS", 10)
+    monkeypatch.setattr("bulletserve.estimator.estimator._MOST_STEPS", 5)
     device = estimator(CAPPED)
     steps = [StepShape.decode(rows, rows * 100, LAYERS) for rows in range(1, 60)]
     first = [device.predict(step, Partition(0, TOTAL)) for step in steps]
     assert [device.predict(step, Partition(0, TOTAL)) for step in steps] == first
-    assert len(device._forecasts) <= 10
+    assert (len(device._forecasts), len(device._asked)) == (10, 5)
 
 
 def test_the_neighbourhood_costs_what_it_should() -> None:

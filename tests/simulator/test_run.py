@@ -1,5 +1,6 @@
 """Whole runs on an H200 made of arithmetic: every policy serves everything, the same way every time."""
 
+import gc
 from collections import Counter
 from dataclasses import replace
 
@@ -152,3 +153,17 @@ def test_a_search_begins_at_half_of_what_the_device_can_prefill() -> None:
     short, long = ([RequestLengths(float(i), tokens, 10) for i in range(4)] for tokens in (1000, 2000))
     assert setup.first_rate(short) == pytest.approx(2 * setup.first_rate(long))
     assert 10 < setup.first_rate(short) < 40
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_the_scheduler_makes_no_garbage_that_only_the_collector_finds(name: str) -> None:
+    """An engine process never looks for such garbage while it has work (`core/garbage`)."""
+    run_arm(h200(), name, REQUESTS, 6.0, 1, CHAT)  # what is made once: caches of methods, of patterns
+    gc.collect()
+    gc.disable()
+    try:
+        run = run_arm(h200(), name, REQUESTS, 6.0, 2, CHAT)
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
+    assert len(run.collector.answers) == len(REQUESTS)

@@ -14,7 +14,7 @@ from bulletserve.client.outcome import INTERRUPTED, Outcome
 from bulletserve.client.prompts import TimedPrompt
 from bulletserve.client.server import Server
 from bulletserve.core.errors import ServerRefuses
-from bulletserve.core.garbage import frozen_garbage
+from bulletserve.core.garbage import kept_garbage
 from bulletserve.telemetry.client_lag import ClientLag, client_lag
 from bulletserve.telemetry.latency import Answer
 
@@ -84,7 +84,7 @@ async def replay(
     bodies = [dialect.body(one.prompt, one.output_tokens) for one in ordered]  # made before the clock runs
     progress = Progress(len(ordered))
     lags_s: list[float] = []
-    with frozen_garbage():  # nothing of this is garbage for as long as the run lasts
+    with kept_garbage():
         start_s, processor_s = time.monotonic() + _LEAD_S, time.process_time()
         sending = _Sending(server, dialect.path, start_s, progress, on_end)
         ticker = asyncio.create_task(_tick(lags_s, progress, on_tick))
