@@ -1,7 +1,9 @@
 """What takes long is done in the worker threads: the event loop, which every stream waits for, does the short ones."""
 
+import gc
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -117,3 +119,36 @@ def test_what_is_no_id_is_named_shortly_wherever_it_stands(roomy: Served, bad: A
         error = answer.json()["error"]
         assert error["param"] == "prompt" and repr(bad)[:30] in error["message"] and len(error["message"]) < 150
         assert len(roomy.engine.arrived) == before, "nothing is half-run"
+
+
+LONG = 8000
+
+
+def long_lists() -> int:
+    gc.collect()
+    return sum(type(one) is list and len(one) > LONG for one in gc.get_objects())
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": [70] * 20_000}),
+        ("/v1/completions", {"prompt": "ab" * 20_000, "echo": True, "truncate_prompt_tokens": 9000}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "ab" * 20_000}]}),
+    ],
+)
+def test_the_collector_does_not_go_through_the_prompts_of_open_requests(
+    roomy: Served, path: str, body: dict[str, Any]
+) -> None:
+    """A thousand of them as lists would stop all streams for 50 ms."""
+    before, engine = long_lists(), roomy.engine
+    engine.held, engine.arrived = True, []
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(roomy.http.post, path, json={"max_tokens": 1, **body})
+        roomy.wait_until(lambda: bool(engine.arrived))
+        try:
+            assert len(engine.arrived[0].prompt_ids) > LONG
+            assert long_lists() == before
+        finally:
+            engine.held = False
+        assert answer.result(20).status_code == 200

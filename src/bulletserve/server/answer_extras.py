@@ -34,7 +34,7 @@ def echo_of(ids: Sequence[int], detokenizer: Detokenizer, sent: str | None) -> E
     if sent is not None and text.endswith(sent):
         lead = len(text) - len(sent)
         text, offsets = sent, [max(0, offset - lead) for offset in offsets]
-    return Echo(text, offsets)
+    return Echo(text, tuple(offsets))  # not a list: the collector goes through those
 
 
 class AnswerExtras:

@@ -65,7 +65,7 @@ class PromptMaker:
         )
 
         def make() -> list[Prompt]:
-            shortened = [ids if kept is None else ids[-kept:] for ids in several]
+            shortened = [_packed(ids, kept) for ids in several]
             echoes = self._echoes(prompts, shortened, body) if body.echo else [None] * len(several)
             return [
                 self._prompt(ids, body, params, "prompt", arrival_s, grammar, copy, echo)
@@ -89,7 +89,7 @@ class PromptMaker:
         ids = await self._ids.of_chat(body, limit=self._limit(body), kept=kept, tools=tools.listed)
 
         def make() -> list[Prompt]:
-            shortened = ids if kept is None else ids[-kept:]
+            shortened = _packed(ids, kept)
             copies = range(body.choices)
             prompts = [self._prompt(shortened, body, params, "messages", arrival_s, grammar, copy) for copy in copies]
             return [replace(prompt, make_reader=tools.make_reader) for prompt in prompts]
@@ -128,7 +128,7 @@ class PromptMaker:
 
     def _prompt(
         self,
-        ids: list[int],
+        ids: tuple[int, ...],
         body: CommonBody,
         params: SamplingParams,
         param: str,
@@ -164,6 +164,12 @@ class PromptMaker:
         )
         extras = answer_extras(self._codec, ids, body, params, echo)
         return Prompt(request, detokenizer, frozenset(params.stop_token_ids), extras, copy, body.choices)
+
+
+def _packed(ids: Sequence[int], kept: int | None) -> tuple[int, ...]:
+    """All of them or the last `kept`, as what the garbage collector does not go through: a prompt is held as long as
+    its request is open."""
+    return tuple(ids if kept is None else ids[-kept:])
 
 
 def answer_extras(
