@@ -80,7 +80,7 @@ class LoopThread:
 def _run(engine: Engine, outlet: _Outputs) -> None:
     try:
         fault = engine.loop(outlet).run() or "the engine was closed"
-    except Exception as error:
+    except BaseException as error:  # whatever ends this thread, somebody waits for its last word
         fault = what_failed(error)
     outlet.queue.put(EngineError(fault))
 

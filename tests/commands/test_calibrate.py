@@ -255,8 +255,11 @@ def test_points_without_a_figure_are_told_unless_they_are_many(
     assert len(load_measurements(tmp_path / "x.samples.json").skipped) == 4
     bad.add("decode")
     assert cli.main(["calibrate", *tiny, "--quick", "--out", out]) == 1
-    assert "11 points gave no figure, the first: " in capsys.readouterr().err
-    assert len(load_measurements(tmp_path / "x.samples.json").skipped) == 11, "what there is is kept"
+    said = capsys.readouterr()
+    assert "11 points gave no figure, the first: " in said.err
+    assert f"nothing is written; the samples are in {tmp_path / 'x.partial.samples.json'}" in said.out
+    assert len(load_measurements(tmp_path / "x.partial.samples.json").skipped) == 11, "what there is is kept"
+    assert len(load_measurements(tmp_path / "x.samples.json").skipped) == 4, "those of the calibration that stays"
 
 
 def test_points_whose_runs_disagree_are_run_again(

@@ -120,3 +120,17 @@ def test_everything_is_looked_at_once_in_each_idle_time() -> None:
         assert not looks(9.1, idle=False)
         assert not looks(9.2, idle=True)
         assert looks(9.3 + IDLE_S, idle=True)
+
+
+def test_what_was_alive_in_one_idle_time_is_collected_in_the_next_one_after_its_end() -> None:
+    collection = Collection()
+    knot = Knot()
+    ended = weakref.ref(knot)
+    with kept_garbage():
+        for now_s in (0.0, 1.1 * IDLE_S):
+            collection.told(now_s, idle=True)
+        del knot
+        collection.told(2.0 * IDLE_S, idle=False)
+        for now_s in (3.0 * IDLE_S, 4.1 * IDLE_S):
+            collection.told(now_s, idle=True)
+        assert ended() is None

@@ -12,6 +12,7 @@ import pytest
 from bulletserve import LLM, SamplingParams
 from bulletserve.core.config import EngineConfig
 from bulletserve.core.errors import ConfigError, ContextTooLong, EngineError, InvalidRequest
+from bulletserve.scheduler.policies.time_sliced import TimeSliced
 from tests.end_to_end.test_processes import CONFIG
 
 
@@ -150,6 +151,32 @@ def test_a_closed_model_says_so(tmp_path: Path) -> None:
     llm.close()
     with pytest.raises(EngineError, match="closed"):
         llm.generate([[1]], GREEDY)
+
+
+class Panic(BaseException):
+    """As a library in Rust raises it: no `Exception`."""
+
+
+def test_whatever_ends_the_loop_whoever_waits_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def panics(*_: object) -> None:
+        raise Panic("at line 3")
+
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    monkeypatch.setattr(TimeSliced, "decide", panics)
+    told: list[str] = []
+
+    def ask(llm: LLM) -> None:
+        for _ in range(2):
+            try:
+                llm.generate([[1, 2, 3]], GREEDY)
+            except EngineError as error:
+                told.append(str(error))
+
+    with LLM(str(tmp_path / "config.json"), load_format="dummy", dtype="float32", policy="time_sliced") as llm:
+        asking = threading.Thread(target=ask, args=(llm,), daemon=True)
+        asking.start()
+        asking.join(20)
+    assert told == ["the scheduler failed: Panic('at line 3')"] * 2
 
 
 def test_rules_of_tokens_and_what_is_told_of_them(llm: LLM) -> None:

@@ -16,9 +16,11 @@ from bulletserve.core.snapshot import Snapshot, Victim
 from bulletserve.scheduler import engine_view
 from bulletserve.scheduler.decode_set import DecodeSet
 from bulletserve.scheduler.loop import STATUS_PERIOD_S
+from bulletserve.scheduler.policies.static_split import StaticSplit
 from bulletserve.scheduler.policies.time_sliced import TimeSliced
 from bulletserve.scheduler.policy import Forecaster, Policy
 from bulletserve.scheduler.queue_rules import QueueRules
+from bulletserve.scheduler.stall_watch import MOST_TURNS
 from tests.scheduler.test_histories import busy_case
 from tests.scheduler.world import TOTAL_SMS, Case, World
 
@@ -185,6 +187,38 @@ def test_plans_without_end_that_start_nothing_end_too(monkeypatch: pytest.Monkey
     world = World(Case((Request(0, range(10), 3, 0.0),)), Undecided()).drain()
     assert world.answers.finished[0].reason is FinishReason.ERROR
     assert world.executor.now_s() == 0.0 and "nothing for 0 s (10000 turns)" in world.loop.stalled
+
+
+class UndecidedBeside:
+    """Admits and preempts in turn for as long as a decode step runs."""
+
+    name = "undecided beside"
+    needs_forecasts = False
+    rules = QueueRules()
+
+    def __init__(self) -> None:
+        self._sober = StaticSplit(0.5, 16)
+
+    def decide(self, snapshot: Snapshot, estimator: Forecaster) -> Plan:
+        if snapshot.decode_lane.queued:
+            admitted = {entry.request_id for entry in snapshot.admitted}
+            for victim in snapshot.victims:
+                if victim.request_id in admitted:
+                    return Plan(preempt=(victim.request_id,))
+            first = next(iter(snapshot.waiting), None)
+            if first is not None and snapshot.free_seats and first.prompt_blocks <= snapshot.free_blocks:
+                return Plan(admit=(first.request_id,))
+        elif snapshot.decode_rows > 2 and snapshot.decode_blocks_needed <= snapshot.free_blocks:
+            return Plan((DecodeStep(min(snapshot.limits.lattice.decode_shares)),))
+        return self._sober.decide(snapshot, estimator)
+
+
+def test_plans_without_end_that_start_nothing_do_not_stop_the_clock_of_what_runs() -> None:
+    crowd = tuple(replace(request, arrival_s=request.id / 16, max_tokens=20) for request in busy_case().requests)
+    world = World(busy_case(requests=crowd, block_size=1, total_blocks=76), UndecidedBeside()).drain()
+    world.check_answers()
+    world.check_all_is_free()
+    assert world.state.preemptions > MOST_TURNS / 4, "it was undecided for long"
 
 
 def at_once(case: Case) -> Case:

@@ -100,22 +100,23 @@ def run(options: argparse.Namespace) -> int:
 
 def _conclude(console: Console, measured: Measurements, path: Path, options: argparse.Namespace) -> None:
     """Fit, say how good it is, write. Raises `ConfigError` or `EngineError` where the samples are too few, and
-    `EngineError` for a fit that is not worth keeping: its samples do not replace those of an earlier one."""
+    `EngineError` for a fit that is not worth keeping: neither replaces the samples of an earlier one, which are those
+    of the calibration that stays."""
     for what, why in measured.skipped:
         console.print(f"no figure for {what}: {why}", markup=False, soft_wrap=True)
     if measured.cut_short:
         again = "measure again on an idle machine, or with a longer --time-limit"
         console.print(f"{NOT_ALL}: {measured.cut_short}; {again}", markup=False, soft_wrap=True)
-    is_kept = True
     try:
         check_enough(measured)
         with console.status("fitting"):
             calibration, errors = fit_and_judge(measured)
-        is_kept = not is_beaten(calibration)
-    finally:
-        samples = options.source or partial_path(path)
-        if is_kept and options.source is None:
-            samples = samples.replace(samples_path(path))
+    except Exception:
+        samples = options.source or _put_away(path, replaces=not path.exists())
+        console.print(f"nothing is written; the samples are in {samples}", markup=False, soft_wrap=True)
+        raise
+    is_kept = not is_beaten(calibration)
+    samples = options.source or _put_away(path, replaces=is_kept)
     if is_kept:
         calibration.save(path)
     if errors["calibrated"]:
@@ -131,6 +132,13 @@ def _conclude(console: Console, measured: Measurements, path: Path, options: arg
         console.print(line, markup=False, soft_wrap=True)
     warns = "" if is_sound(calibration) else "; until there is a better one, every start that goes by it warns"
     console.print(f"written: {path}, from {samples}{warns}", markup=False, soft_wrap=True)
+
+
+def _put_away(path: Path, *, replaces: bool) -> Path:
+    """Where the samples of a run that has ended lie from now on: with the calibration `path`, instead of those that may
+    be there, or where they are."""
+    samples = partial_path(path)
+    return samples.replace(samples_path(path)) if replaces else samples
 
 
 def error_table(errors: dict[str, Errors]) -> Table:

@@ -53,7 +53,8 @@ def kept_garbage() -> Iterator[None]:
 
 
 class Collection:
-    """Collects within `kept_garbage`, by the clock: what is young now and then, the rest once in each idle time.
+    """Collects within `kept_garbage`, by the clock: what is young now and then, the rest once in each idle time, but
+    for what `frozen_garbage` holds. What is alive in an idle time is not frozen: it may be garbage in the next one.
 
     Python goes by how many more objects were made than freed. Where old ones are freed as fast as new ones are made, it
     lets tens of thousands gather before it looks at them as young, in one go of up to 40 ms. What lies in a cycle,
@@ -77,4 +78,3 @@ class Collection:
         elif not self._looked and now_s - self._idle_from_s >= IDLE_S:
             self._looked = True
             gc.collect()
-            gc.freeze()

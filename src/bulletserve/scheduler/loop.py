@@ -20,7 +20,7 @@ from bulletserve.scheduler.admissions import Admissions
 from bulletserve.scheduler.engine_view import snapshot_of, status_of
 from bulletserve.scheduler.plan_check import plan_check
 from bulletserve.scheduler.policy import NoForecasts, Policy
-from bulletserve.scheduler.stall_watch import LIMIT_S, StallWatch
+from bulletserve.scheduler.stall_watch import LIMIT_S, MOST_TURNS, StallWatch
 from bulletserve.scheduler.state import State
 
 STATUS_PERIOD_S = 1.0
@@ -52,8 +52,9 @@ class Loop:
 
     `observer` is called once a turn with the time, the events and the plans that were carried out; it may be set before
     the first turn. `turns`: how many so far. `unsettled`: the policy had something to do and may have more, so the next
-    turn does not wait. `stalled`: what was told to the requests that the policy left lying, "" while it never did.
-    Forecasts are those of the state's estimator.
+    turn does not wait; never after `MOST_TURNS` plans in a row that started nothing while steps run, because a policy
+    that admits and preempts in turn would hold a clock still that moves with events. `stalled`: what was told to the
+    requests that the policy left lying, "" while it never did. Forecasts are those of the state's estimator.
 
     Raises `ConfigError` for a policy that needs forecasts where there are none.
     """
@@ -85,6 +86,7 @@ class Loop:
         self._status_due_s = 0.0
         self._events: Iterator[Event] = iter(())
         self.unsettled = False
+        self._without_start = 0
         self.stalled = ""
         self._stall = StallWatch()
         self._admissions = Admissions()
@@ -155,12 +157,14 @@ class Loop:
             return ()  # nothing can start before a step ends, and then we are here again
         plan = self._ask(snapshot_of(self.state, now_s))
         if plan.is_empty:
+            self._without_start = 0
             return ()
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug("%.6f %s", now_s, plan)
         self.state.carry_out(plan, now_s, self._executor.start)
         self._admissions.note(plan.admit, now_s)
-        self.unsettled = True
+        self._without_start = 0 if plan.starts else self._without_start + 1
+        self.unsettled = not self.state.steps or self._without_start < MOST_TURNS
         return (plan,)
 
     def _ask(self, snapshot: Snapshot) -> Plan:
