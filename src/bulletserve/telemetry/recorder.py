@@ -18,7 +18,7 @@ from bulletserve.core.events import Arrived, Event, StepDone
 from bulletserve.core.plan import Plan
 from bulletserve.telemetry.record_format import LineWriter
 
-MOST_TURNS = 20_000
+MOST_TURNS = 40_000
 MOST_TOKENS = 8_000_000
 """Most that may wait to be written: a minute of a busy engine, about 64 MB of ids."""
 
