@@ -30,6 +30,7 @@ from bulletserve.core.plan import Plan
 from bulletserve.core.snapshot import Limits
 from bulletserve.formats.checkpoint import open_checkpoint
 from bulletserve.server.text_codec import TextCodec
+from bulletserve.simulator.truth import Uncapped
 from bulletserve.telemetry.latency import quantile
 from record import record
 
@@ -41,7 +42,7 @@ SETTLING_S = 0.3
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-class SteadyTruth:
+class SteadyTruth(Uncapped):
     """Every decode step takes the same time, prefill nearly none and from nobody."""
 
     total_sms = 132
