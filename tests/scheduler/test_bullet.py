@@ -1,5 +1,7 @@
 """`bullet` over the simulated executor: what it starts on devices of known physics, and what it promises."""
 
+from collections.abc import Sequence
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -7,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bulletserve.core.errors import ConfigError
+from bulletserve.core.events import Event, StepDone
 from bulletserve.core.plan import DecodeStep, MixedStep, Plan, PrefillGroup
 from bulletserve.core.request import Request
 from bulletserve.core.slo import Slo
@@ -167,9 +170,12 @@ def test_decode_pauses_only_as_long_as_it_may() -> None:
     assert not any(plan.because.startswith("pause") for plan in plans)
 
 
+@pytest.mark.parametrize("policy", ["bullet", "bullet:ahead=yes"])
 @given(seed=st.integers(0, 1000), beside=st.sampled_from((1.0, 1.3)), ride=st.sampled_from((0.3, 0.8)))
 @settings(max_examples=15, deadline=None)
-def test_gaps_are_no_longer_than_the_target_and_first_ones_than_two(seed: int, beside: float, ride: float) -> None:
+def test_gaps_are_no_longer_than_the_target_and_first_ones_than_two(
+    policy: str, seed: int, beside: float, ride: float
+) -> None:
     """Where forecasts are right and some way keeps the pace; a mixed step may take a quarter more. A prompt that ends
     waits for the step under way, never for one that is queued behind it."""
     rng, physics = Random(seed), Arithmetic(beside=beside, ride=ride)
@@ -178,10 +184,49 @@ def test_gaps_are_no_longer_than_the_target_and_first_ones_than_two(seed: int, b
     for number in range(150):
         requests.append(Request(number, range(rng.choice((20, 100, 300, 1500))), rng.randint(2, 60), at_s, slo=slo))
         at_s += rng.expovariate(1.0) * 0.08
-    simulation, _ = serve(requests, physics)
+    simulation, _ = serve(requests, physics, policy)
     gaps = [answer.gaps_s for answer in simulation.collector.answers.values()]
     assert max(gap for each in gaps for gap in each[1:]) <= 0.012 * MIXED_LONGER
     assert max(each[0] for each in gaps) <= 2 * 0.012 * 1.125
+
+
+def decode_steps(requests: list[Request], policy: str, host_s: float) -> list[tuple[float, float, int]]:
+    """When each began and ended, and its rows, on a device whose host takes a while to launch."""
+    steps: list[object] = []
+    found: list[tuple[float, float, int]] = []
+
+    def observe(now_s: float, events: Sequence[Event], plans: Sequence[Plan]) -> None:
+        done = [event for event in events if isinstance(event, StepDone)]
+        found.extend(
+            (one.started_s, one.finished_s, len(one.tokens))
+            for one in done
+            if isinstance(steps[one.step_id], DecodeStep)
+        )
+        steps.extend(start for plan in plans for start in plan.starts)
+
+    physics = Arithmetic()
+    truth = ArithmeticTruth(physics)
+    device = SimulatedDevice(truth, LIMITS.num_layers, host_s=host_s)
+    simulation = prepare(LIMITS, make_policy(policy), truth, estimator=physics, device=device, observer=observe)
+    submit(simulation, requests)
+    drain(simulation)
+    return found
+
+
+def test_no_decode_step_begins_late_for_prompts_that_outlast_the_one_under_way() -> None:
+    """Two answers, and a prompt whose one group lasts for several of their steps. Unless they are queued ahead, each of
+    these begins as late as the host is slow. The prompt's answer joins no later for it."""
+    host_s, slo = 0.001, Slo("a", 0.3, 0.012)
+    requests = [*stream(2, 0.0, slo, tokens=20, output=60), Request(2, range(600), 20, 0.1, slo=slo)]
+    late, joined = {}, {}
+    for ahead in ("no", "yes"):
+        steps = decode_steps(requests, f"bullet:ways=split,ahead={ahead}", host_s)
+        beside = [step for step in steps if step[0] > 0.1 and step[2] == 2]
+        waits_s = [later[0] - earlier[1] for earlier, later in pairwise(beside)]
+        late[ahead] = sum(wait_s > 0.9 * host_s for wait_s in waits_s)
+        joined[ahead] = min(began_s for began_s, _, rows in steps if rows == 3)
+    assert late["yes"] < late["no"], late
+    assert joined["yes"] <= joined["no"] + 1e-9
 
 
 def test_a_prompt_that_is_late_for_certain_does_not_slow_the_answers_down() -> None:

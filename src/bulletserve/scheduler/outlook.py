@@ -5,6 +5,7 @@ Knows nothing about what is better. Seconds from now; a lane's share is what a s
 
 from collections.abc import Sequence
 from functools import lru_cache
+from math import inf
 from typing import NamedTuple
 
 from bulletserve.core.operators import StepShape
@@ -77,6 +78,16 @@ class Outlook:
     def decode_left_s(self) -> float:
         """Until the decode lane has run what it has."""
         return sum(self._decode_each_left_s)
+
+    @once
+    def first_sampled_s(self) -> float:
+        """Until the first step of the prefill lane that ends prompts has run; infinite if none does."""
+        left_s = 0.0
+        for step, each_s in zip(self._snapshot.prefill_lane.steps, self._prefill_each_left_s, strict=True):
+            left_s += each_s
+            if step.shape.sampled:
+                return left_s
+        return inf
 
     @once
     def both_left_s(self) -> float:

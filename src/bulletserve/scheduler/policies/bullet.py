@@ -58,6 +58,10 @@ SURELY_FREE = 0.01
 """So far below nothing, in parts of the longest step, a price is below that of every split: prefill on a share or
 beside decode is never faster than alone on all SMs, but for the last digits of forecasts (`estimator/power`: 4e-5)."""
 
+SURELY_LATER = 0.1
+"""What ends later than something else by this part of what is left of that will end later, forecasts being what they
+are."""
+
 BATCH_PARTS = 4
 """A batch of a quarter of the device's `batch_tokens` ends so much sooner, for a tenth of its speed. Without a
 deadline, speed is all."""
@@ -65,7 +69,8 @@ deadline, speed is all."""
 
 @dataclass(frozen=True)
 class Bullet(QueueParts):
-    """`ways`: those to consider, joined by +. `pause`: whether decode may wait while it has slack.
+    """`ways`: those to consider, joined by +. `pause`: whether decode may wait while it has slack. `ahead`: whether a
+    decode step is queued behind the one under way although prompts are being finished, if they outlast it.
 
     `margin`: the part of a TPOT target that is kept in reserve. `longest_gap`: most time between two tokens of a
     running answer, in parts of its TPOT target (`MIXED_LONGER` times that where a mixed step lies between them).
@@ -75,6 +80,7 @@ class Bullet(QueueParts):
     admission: str = "triage"
     ways: str = "split+sliced+mixed"
     pause: str = "yes"
+    ahead: str = "no"
     margin: float = 0.05
     longest_gap: float = 1.0
     name: ClassVar[str] = "bullet"
@@ -88,8 +94,9 @@ class Bullet(QueueParts):
         super().__post_init__()
         if not self.ways or not set(self.ways.split("+")) <= set(WAYS):
             raise ConfigError(f"ways must be some of {', '.join(WAYS)}, joined by +, not {self.ways!r}")
-        if self.pause not in ("yes", "no"):
-            raise ConfigError("pause must be yes or no")
+        for name, value in (("pause", self.pause), ("ahead", self.ahead)):
+            if value not in ("yes", "no"):
+                raise ConfigError(f"{name} must be yes or no")
         if not 0 <= self.margin < 1:
             raise ConfigError("margin must be at least 0 and below 1")
         if not self.longest_gap >= 1:
@@ -216,7 +223,7 @@ class _Decision:
         if not self._groups:
             return Plan(starts=(DecodeStep(self._total),), because="no prompt waits: decode has the device")
         share = self._groups[0].sms
-        if share == self._total or self._decode.queued:
+        if share == self._total or self._decode.queued >= self._most_ahead:
             return Plan(because="newcomers are about to join")
         return Plan(starts=(DecodeStep(self._beside(share)),), because="beside the end of a batch")
 
@@ -247,7 +254,7 @@ class _Decision:
         way = self._busiest(pace_) if self._backlog else self._way(pace_)
         because = f"{way.describe()}; due in {due_s * 1e3:.1f} ms, load {self._load:.2f}"
         if way.kind == "mixed":
-            if self._decode.queued >= LANE_DEPTH:
+            if self._decode.queued >= (self._most_ahead if self._options.ahead == "yes" else LANE_DEPTH):
                 return Plan(because="next, " + because)
             requests, ranges = prompt_ranges(self._snapshot, way.tokens, self._admitted)
             return Plan(starts=(MixedStep(requests, ranges, self._total),), because=because)
@@ -285,12 +292,20 @@ class _Decision:
         longest_s = longer * pace_.interval_s * (self._options.longest_gap if self._at_risk else 1.0)
         return min(max(self._due_s(pace_, longer) - self._outlook.decode_left_s, pace_.limit_s), longest_s)
 
+    @property
+    def _most_ahead(self) -> int:
+        """How many decode steps may be on their way beside prefill. Prompts that end before the step under way does
+        would have to wait for one that is queued behind it. If they outlast it, the next one begins without them in any
+        case, and most of a millisecond sooner if it has been queued."""
+        newcomers_s = self._outlook.first_sampled_s
+        if self._options.ahead == "yes" and newcomers_s > self._outlook.decode_left_s * (1.0 + SURELY_LATER):
+            return LANE_DEPTH
+        return LANE_DEPTH if newcomers_s == inf else 1
+
     def _decode_beside(self, because: str) -> Plan:
-        """Decode beside what the prefill lane has; a step that has the whole device is waited for. While prompts are
-        being finished no step is queued ahead: they would have to wait for it too."""
+        """Decode beside what the prefill lane has; a step that has the whole device is waited for."""
         groups = self._groups
-        ahead = 1 if any(step.shape.sampled for step in groups) else LANE_DEPTH
-        if not groups or self._decode.queued >= ahead or any(step.sms == self._total for step in groups):
+        if not groups or self._decode.queued >= self._most_ahead or any(step.sms == self._total for step in groups):
             return Plan(because=because)
         return Plan(starts=(DecodeStep(self._beside(groups[-1].sms)),), because=because)
 
