@@ -80,12 +80,13 @@ class Outlook:
         return sum(self._decode_each_left_s)
 
     @once
-    def first_sampled_s(self) -> float:
-        """Until the first step of the prefill lane that ends prompts has run; infinite if none does."""
+    def newcomers_s(self) -> float:
+        """Until the first prefill group that ends prompts has run; infinite if none does. (Prompts that end in a mixed
+        step are rows of the next one, whenever that is planned.)"""
         left_s = 0.0
         for step, each_s in zip(self._snapshot.prefill_lane.steps, self._prefill_each_left_s, strict=True):
             left_s += each_s
-            if step.shape.sampled:
+            if step.shape.sampled and step.shape.kind == "prefill":
                 return left_s
         return inf
 

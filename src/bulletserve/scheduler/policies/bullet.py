@@ -297,10 +297,10 @@ class _Decision:
         """How many decode steps may be on their way beside prefill. Prompts that end before the step under way does
         would have to wait for one that is queued behind it. If they outlast it, the next one begins without them in any
         case, and most of a millisecond sooner if it has been queued."""
-        newcomers_s = self._outlook.first_sampled_s
-        if self._options.ahead == "yes" and newcomers_s > self._outlook.decode_left_s * (1.0 + SURELY_LATER):
-            return LANE_DEPTH
-        return LANE_DEPTH if newcomers_s == inf else 1
+        outlook = self._outlook
+        if self._options.ahead == "yes":
+            return 1 if outlook.newcomers_s <= outlook.decode_left_s * (1.0 + SURELY_LATER) else LANE_DEPTH
+        return 1 if outlook.newcomers_s < inf else LANE_DEPTH
 
     def _decode_beside(self, because: str) -> Plan:
         """Decode beside what the prefill lane has; a step that has the whole device is waited for."""
