@@ -48,6 +48,8 @@ check: setup ## format, lint, types, import contracts, tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	MYPYPATH=src:benchmarks $(BIN)/mypy --explicit-package-bases benchmarks/*.py
+	MYPYPATH=src:. $(BIN)/mypy --explicit-package-bases -p benchmarks.gpu
 	$(BIN)/lint-imports
 	BULLET_SOAK_S=$(SOAK_S) $(MAKE) test
 

@@ -73,7 +73,8 @@ class Taker:
     """The least that any client does with what comes."""
 
     def __init__(self) -> None:
-        self.kept, self.times_s = b"", []
+        self.kept = b""
+        self.times_s: list[float] = []
         self._decoder = msgspec.json.Decoder(Event)
 
     def take(self, data: bytes) -> None:

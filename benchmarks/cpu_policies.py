@@ -85,11 +85,11 @@ def main() -> None:
         for one in rounds:
             metrics[f"mix_{policy}_round{one.round}_tok_s"] = one.figures["tok_s"]
     for policy in POLICIES:
-        found = [newcomer_gap(engine, policy, seed) for seed in range(options.rounds)]
-        metrics[f"newcomer_{policy}_gap_before_ms"] = median(f[0] for f in found) * 1e3
-        metrics[f"newcomer_{policy}_longest_gap_ms"] = median(f[1] for f in found) * 1e3
-        metrics[f"newcomer_{policy}_gap_x"] = median(f[1] / f[0] for f in found)
-        metrics[f"newcomer_{policy}_ttft_ms"] = median(f[2] for f in found) * 1e3
+        gaps = [newcomer_gap(engine, policy, seed) for seed in range(options.rounds)]
+        metrics[f"newcomer_{policy}_gap_before_ms"] = median(gap[0] for gap in gaps) * 1e3
+        metrics[f"newcomer_{policy}_longest_gap_ms"] = median(gap[1] for gap in gaps) * 1e3
+        metrics[f"newcomer_{policy}_gap_x"] = median(gap[1] / gap[0] for gap in gaps)
+        metrics[f"newcomer_{policy}_ttft_ms"] = median(gap[2] for gap in gaps) * 1e3
     engine.close()
     for key, value in metrics.items():
         print(f"{key:50} {value:10.3f}")

@@ -141,7 +141,7 @@ def measure(dtype_name: str, repeats: int) -> dict[str, float]:
         cases.append(
             (f"decode_b{batch}_c{CONTEXT_TOKENS}", ours.decode(batch, ids), theirs.decode(batch, ids), repeats)
         )
-    metrics = {}
+    metrics: dict[str, float] = {}
     for case, our_step, their_step, turns in cases:
         pairs = by_turns(our_step, their_step, turns)
         mine, other = (statistics.median(side) for side in zip(*pairs, strict=True))

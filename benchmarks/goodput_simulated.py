@@ -84,7 +84,7 @@ def curves_of(job: Job) -> list[tuple[str, Curve]]:
     truth = setup.truth(job.seed)
     blind = ignores_targets(make_policy(job.policy))
     known: dict[tuple[str, int], list[Answer]] = {}
-    found = []
+    found: list[tuple[str, Curve]] = []
     first = place_of(setup.first_rate(requests))
     for tier in tiers_of(Path(job.workload).stem):
         slo = Slo("everybody") if blind else tier

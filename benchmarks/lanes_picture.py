@@ -14,6 +14,7 @@ import itertools
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
 
 from bulletserve.commands.compare_requests import timed_prompts
 from bulletserve.comparison.arm_run import ArmRun, run_arm
@@ -71,7 +72,7 @@ def main() -> None:
     for axes, run in zip(rows, strips, strict=True):
         draw(axes, run, until_s)
     rows[-1].set_xlabel("seconds since the first request", fontsize=8)
-    patches = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in COLOURS.values()]
+    patches = [Rectangle((0, 0), 1, 1, color=colour) for colour in COLOURS.values()]
     figure.legend(patches, COLOURS, loc="outside upper right", ncols=3, fontsize=8, frameon=False)
     figure.savefig(options.out, metadata={"Date": None})
     figure.savefig(options.out.with_suffix(".png"), dpi=110)

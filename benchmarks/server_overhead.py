@@ -211,7 +211,8 @@ def main() -> None:
     parser.add_argument("--post", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.engine:
-        engine(*options.engine, options.rate)
+        to_engine, to_front = options.engine
+        engine(to_engine, to_front, options.rate)
     elif options.front:
         front(options.rate)
     elif options.post:

@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -103,10 +104,10 @@ def traffic(workload: Path, rate: float, minutes: float, file: Path) -> int:
     return wanted
 
 
-def by_minute(lines: list[dict[str, object]], minutes: int) -> dict[str, float]:
+def by_minute(lines: list[dict[str, Any]], minutes: int) -> dict[str, float]:
     """Figures of each minute, and of all."""
     figures: dict[str, float] = {}
-    groups: list[tuple[str, list[dict[str, object]]]] = [("all", lines)]
+    groups: list[tuple[str, list[dict[str, Any]]]] = [("all", lines)]
     groups += [
         (f"minute_{n + 1}", [line for line in lines if n * 60 <= line["due_s"] < (n + 1) * 60]) for n in range(minutes)
     ]
@@ -156,7 +157,7 @@ def client(options: argparse.Namespace, requests: Path, answers: Path, count: in
         [sys.executable, "-c", bullet, "bench", "--url", options.url, "--workload", str(requests)]
         + ["--rate", str(options.rate), "--requests", str(count), "--jsonl", str(answers)]
         + ["--token-ids", options.token_ids]
-        + ["--ttft-slo-ms", str(tier.ttft_s * 1e3), "--tpot-slo-ms", str(tier.tpot_s * 1e3)]
+        + ["--ttft-slo-ms", str((tier.ttft_s or 0.0) * 1e3), "--tpot-slo-ms", str((tier.tpot_s or 0.0) * 1e3)]
     )
     try:
         yield running

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-import torch
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.report import Report
 
@@ -22,6 +21,7 @@ from bulletserve.core.launch import Launch
 from bulletserve.core.partition import Partition
 from bulletserve.core.plan import Lane
 from bulletserve.engine.cuda.executor import CudaExecutor
+from bulletserve.engine.drawn import Drawn
 from bulletserve.telemetry.latency import quantile
 
 ROWS = (1, 64, 256)
@@ -79,7 +79,7 @@ def timed_launches(executor: CudaExecutor) -> Iterator[list[LaunchTime]]:
     inner = lane._run
     times: list[LaunchTime] = []
 
-    def timed(launch: Launch, prepared: Any) -> torch.Tensor | None:
+    def timed(launch: Launch, prepared: Any) -> Drawn:
         began_ns = time.perf_counter_ns()
         tokens = inner(launch, prepared)
         times.append(LaunchTime(time.perf_counter_ns() - began_ns, time.thread_time_ns(), len(launch.seats)))
