@@ -12,6 +12,8 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
+from bulletserve.core.garbage import frozen_garbage
+
 SLOW_BYTES_S, SLOW_TOKENS = 100, 4
 """Slow readers ask for less, or the end of a run would be spent waiting for them: 4 tokens are ten seconds."""
 
@@ -56,17 +58,35 @@ class Crowd:
         self._tally = Tally()
 
     async def run(self, rate: float, seconds: float) -> Tally:
-        """Arrivals at `rate` a second; ends when the last client has."""
+        """Arrivals at `rate` a second; ends when the last client has. Those that have ended are not kept, and what else
+        this process holds is nothing for its collector: it would stop whoever times /health."""
+        with frozen_garbage():
+            return await self._run(rate, seconds)
+
+    async def _run(self, rate: float, seconds: float) -> Tally:
         began_s = time.monotonic()
         over = threading.Event()
         looker = asyncio.create_task(asyncio.to_thread(self._look, over))
         clients: set[asyncio.Task[None]] = set()
+        failed: list[BaseException] = []
+
+        def ended(client: asyncio.Task[None]) -> None:
+            clients.discard(client)
+            if not client.cancelled() and (error := client.exception()):
+                failed.append(error)
+
+        sent = 0
         while (at_s := time.monotonic() - began_s) < seconds:
-            while len(clients) < at_s * rate:
-                clients.add(asyncio.create_task(self._client()))
+            while sent < at_s * rate:
+                client = asyncio.create_task(self._client())
+                client.add_done_callback(ended)
+                clients.add(client)
+                sent += 1
             await asyncio.sleep(0.005)
         self._tally.seconds = seconds
         await asyncio.wait_for(asyncio.gather(*clients), 180)
+        if failed:
+            raise failed[0]
         over.set()
         await looker
         return self._tally
