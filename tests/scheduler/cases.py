@@ -29,7 +29,7 @@ from tests.scheduler.world import LATTICE, TOTAL_SMS, Case
 STEMS = tuple(tuple(range(1000 * stem, 1000 * stem + 40)) for stem in (1, 2))
 """Prompts begin with one of these, so that prefixes meet in the cache."""
 
-SLOS = (Slo(), Slo("fast", 1.0, 0.25), Slo("slow", 8.0, 2.0), Slo("late", None, 1.0))
+SLOS = (Slo(), Slo("short", 0.5, 0.005), Slo("fast", 1.0, 0.25), Slo("slow", 8.0, 2.0), Slo("late", None, 1.0))
 moments = st.integers(0, 80).map(lambda eighths: eighths / 8)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from itertools import pairwise
 from random import Random
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +17,7 @@ from bulletserve.core.slo import Slo
 from bulletserve.core.snapshot import Limits, Snapshot
 from bulletserve.estimator.calibration import load
 from bulletserve.estimator.estimator import Estimator
-from bulletserve.scheduler.policies import make_policy
+from bulletserve.scheduler.policies import bullet, make_policy
 from bulletserve.scheduler.policies.bullet import MIXED_LONGER, Bullet
 from bulletserve.scheduler.policy import Forecaster
 from bulletserve.scheduler.queue_rules import PATIENCE_S
@@ -170,11 +171,11 @@ def test_decode_pauses_only_as_long_as_it_may() -> None:
     assert not any(plan.because.startswith("pause") for plan in plans)
 
 
-@pytest.mark.parametrize("policy", ["bullet", "bullet:ahead=yes"])
+@pytest.mark.parametrize("short_s", [0.0, 0.1])
 @given(seed=st.integers(0, 1000), beside=st.sampled_from((1.0, 1.3)), ride=st.sampled_from((0.3, 0.8)))
 @settings(max_examples=15, deadline=None)
 def test_gaps_are_no_longer_than_the_target_and_first_ones_than_two(
-    policy: str, seed: int, beside: float, ride: float
+    short_s: float, seed: int, beside: float, ride: float
 ) -> None:
     """Where forecasts are right and some way keeps the pace; a mixed step may take a quarter more. A prompt that ends
     waits for the step under way, never for one that is queued behind it."""
@@ -184,7 +185,8 @@ def test_gaps_are_no_longer_than_the_target_and_first_ones_than_two(
     for number in range(150):
         requests.append(Request(number, range(rng.choice((20, 100, 300, 1500))), rng.randint(2, 60), at_s, slo=slo))
         at_s += rng.expovariate(1.0) * 0.08
-    simulation, _ = serve(requests, physics, policy)
+    with patch.object(bullet, "SHORT_TARGET_S", short_s):
+        simulation, _ = serve(requests, physics)
     gaps = [answer.gaps_s for answer in simulation.collector.answers.values()]
     assert max(gap for each in gaps for gap in each[1:]) <= 0.012 * MIXED_LONGER
     assert max(each[0] for each in gaps) <= 2 * 0.012 * 1.125
@@ -213,14 +215,15 @@ def decode_steps(requests: list[Request], policy: str, host_s: float) -> list[tu
     return found
 
 
-def test_no_decode_step_begins_late_for_prompts_that_outlast_the_one_under_way() -> None:
+def test_with_short_targets_no_decode_step_begins_late_for_prompts_that_outlast_the_one_under_way() -> None:
     """Two answers, and a prompt whose one group lasts for several of their steps. Unless they are queued ahead, each of
     these begins as late as the host is slow. The prompt's answer joins no later for it."""
     host_s, slo = 0.001, Slo("a", 0.3, 0.012)
     requests = [*stream(2, 0.0, slo, tokens=20, output=60), Request(2, range(600), 20, 0.1, slo=slo)]
     late, joined = {}, {}
-    for ahead in ("no", "yes"):
-        steps = decode_steps(requests, f"bullet:ways=split,ahead={ahead}", host_s)
+    for ahead, short_s in (("no", 0.0), ("yes", 0.1)):
+        with patch.object(bullet, "SHORT_TARGET_S", short_s):
+            steps = decode_steps(requests, "bullet:ways=split", host_s)
         beside = [step for step in steps if step[0] > 0.1 and step[2] == 2]
         waits_s = [later[0] - earlier[1] for earlier, later in pairwise(beside)]
         late[ahead] = sum(wait_s > 0.9 * host_s for wait_s in waits_s)

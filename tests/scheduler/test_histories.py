@@ -34,7 +34,6 @@ POLICIES = {
         Bullet,
         ways=st.sampled_from(("split+sliced+mixed", "split", "sliced", "mixed")),
         pause=st.sampled_from(("yes", "no")),
-        ahead=st.sampled_from(("yes", "no")),
     ),
     "chunked_prefill_triage": st.builds(
         ChunkedPrefill, budgets, ordering=st.just("slack"), admission=st.sampled_from(("timely", "triage"))

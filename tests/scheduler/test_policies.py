@@ -186,7 +186,6 @@ def test_policies_are_made_from_text() -> None:
         ("static_split:decode_fraction=1", "decode_fraction must lie between 0 and 1"),
         ("bullet:ways=fast", "ways must be some of split, sliced, mixed"),
         ("bullet:pause=maybe", "pause must be yes or no"),
-        ("bullet:ahead=2", "ahead must be yes or no"),
         ("bullet:margin=1", "margin must be at least 0 and below 1"),
         ("bullet:longest_gap=0.5", "longest_gap must be at least 1"),
         ("static_split:alone=never", "alone must be 'whole' or 'share'"),

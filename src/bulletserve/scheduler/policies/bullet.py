@@ -58,6 +58,10 @@ SURELY_FREE = 0.01
 """So far below nothing, in parts of the longest step, a price is below that of every split: prefill on a share or
 beside decode is never faster than alone on all SMs, but for the last digits of forecasts (`estimator/power`: 4e-5)."""
 
+SHORT_TARGET_S = 0.010
+"""A decode step that has not been queued begins most of a millisecond late (0.8 to 1.1 on an H200's host): a tenth of
+such a TPOT target. Where targets are longer, newcomers and prompts gain more from the wait than decode loses."""
+
 SURELY_LATER = 0.1
 """What ends later than something else by this part of what is left of that will end later, forecasts being what they
 are."""
@@ -69,8 +73,7 @@ deadline, speed is all."""
 
 @dataclass(frozen=True)
 class Bullet(QueueParts):
-    """`ways`: those to consider, joined by +. `pause`: whether decode may wait while it has slack. `ahead`: whether a
-    decode step is queued behind the one under way although prompts are being finished, if they outlast it.
+    """`ways`: those to consider, joined by +. `pause`: whether decode may wait while it has slack.
 
     `margin`: the part of a TPOT target that is kept in reserve. `longest_gap`: most time between two tokens of a
     running answer, in parts of its TPOT target (`MIXED_LONGER` times that where a mixed step lies between them).
@@ -80,7 +83,6 @@ class Bullet(QueueParts):
     admission: str = "triage"
     ways: str = "split+sliced+mixed"
     pause: str = "yes"
-    ahead: str = "no"
     margin: float = 0.05
     longest_gap: float = 1.0
     name: ClassVar[str] = "bullet"
@@ -94,9 +96,8 @@ class Bullet(QueueParts):
         super().__post_init__()
         if not self.ways or not set(self.ways.split("+")) <= set(WAYS):
             raise ConfigError(f"ways must be some of {', '.join(WAYS)}, joined by +, not {self.ways!r}")
-        for name, value in (("pause", self.pause), ("ahead", self.ahead)):
-            if value not in ("yes", "no"):
-                raise ConfigError(f"{name} must be yes or no")
+        if self.pause not in ("yes", "no"):
+            raise ConfigError("pause must be yes or no")
         if not 0 <= self.margin < 1:
             raise ConfigError("margin must be at least 0 and below 1")
         if not self.longest_gap >= 1:
@@ -254,7 +255,7 @@ class _Decision:
         way = self._busiest(pace_) if self._backlog else self._way(pace_)
         because = f"{way.describe()}; due in {due_s * 1e3:.1f} ms, load {self._load:.2f}"
         if way.kind == "mixed":
-            if self._decode.queued >= (self._most_ahead if self._options.ahead == "yes" else LANE_DEPTH):
+            if self._decode.queued >= (self._most_ahead if self._is_short else LANE_DEPTH):
                 return Plan(because="next, " + because)
             requests, ranges = prompt_ranges(self._snapshot, way.tokens, self._admitted)
             return Plan(starts=(MixedStep(requests, ranges, self._total),), because=because)
@@ -293,12 +294,16 @@ class _Decision:
         return min(max(self._due_s(pace_, longer) - self._outlook.decode_left_s, pace_.limit_s), longest_s)
 
     @property
+    def _is_short(self) -> bool:
+        return target_s(self._snapshot) < SHORT_TARGET_S
+
+    @property
     def _most_ahead(self) -> int:
         """How many decode steps may be on their way beside prefill. Prompts that end before the step under way does
         would have to wait for one that is queued behind it. If they outlast it, the next one begins without them in any
-        case, and most of a millisecond sooner if it has been queued."""
+        case, and most of a millisecond sooner if it has been queued: that counts where the target is short."""
         outlook = self._outlook
-        if self._options.ahead == "yes":
+        if self._is_short:
             return 1 if outlook.newcomers_s <= outlook.decode_left_s * (1.0 + SURELY_LATER) else LANE_DEPTH
         return 1 if outlook.newcomers_s < inf else LANE_DEPTH
 
