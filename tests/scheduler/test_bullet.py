@@ -172,12 +172,13 @@ def test_decode_pauses_only_as_long_as_it_may() -> None:
 
 
 @pytest.mark.parametrize("short_s", [0.0, 0.1])
+@pytest.mark.parametrize("mixed_longer", [1.1, MIXED_LONGER])
 @given(seed=st.integers(0, 1000), beside=st.sampled_from((1.0, 1.3)), ride=st.sampled_from((0.3, 0.8)))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_gaps_are_no_longer_than_the_target_and_first_ones_than_two(
-    short_s: float, seed: int, beside: float, ride: float
+    mixed_longer: float, short_s: float, seed: int, beside: float, ride: float
 ) -> None:
-    """Where forecasts are right and some way keeps the pace; a mixed step may take a quarter more. A prompt that ends
+    """Where forecasts are right and some way keeps the pace; a mixed step may take longer. A prompt that ends
     waits for the step under way, never for one that is queued behind it."""
     rng, physics = Random(seed), Arithmetic(beside=beside, ride=ride)
     slo = Slo("a", 0.3, 0.012)
@@ -186,9 +187,9 @@ def test_gaps_are_no_longer_than_the_target_and_first_ones_than_two(
         requests.append(Request(number, range(rng.choice((20, 100, 300, 1500))), rng.randint(2, 60), at_s, slo=slo))
         at_s += rng.expovariate(1.0) * 0.08
     with patch.object(bullet, "SHORT_TARGET_S", short_s):
-        simulation, _ = serve(requests, physics)
+        simulation, _ = serve(requests, physics, f"bullet:{mixed_longer=}")
     gaps = [answer.gaps_s for answer in simulation.collector.answers.values()]
-    assert max(gap for each in gaps for gap in each[1:]) <= 0.012 * MIXED_LONGER
+    assert max(gap for each in gaps for gap in each[1:]) <= 0.012 * mixed_longer
     assert max(each[0] for each in gaps) <= 2 * 0.012 * 1.125
 
 

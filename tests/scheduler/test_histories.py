@@ -34,6 +34,7 @@ POLICIES = {
         Bullet,
         ways=st.sampled_from(("split+sliced+mixed", "split", "sliced", "mixed")),
         pause=st.sampled_from(("yes", "no")),
+        mixed_longer=st.sampled_from((1.0, 1.4)),
     ),
     "chunked_prefill_triage": st.builds(
         ChunkedPrefill, budgets, ordering=st.just("slack"), admission=st.sampled_from(("timely", "triage"))

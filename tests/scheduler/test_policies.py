@@ -188,6 +188,8 @@ def test_policies_are_made_from_text() -> None:
         ("bullet:pause=maybe", "pause must be yes or no"),
         ("bullet:margin=1", "margin must be at least 0 and below 1"),
         ("bullet:longest_gap=0.5", "longest_gap must be at least 1"),
+        ("bullet:mixed_longer=0.9", "mixed_longer must be at least 1"),
+        ("bullet:mixed_longer=nan", "mixed_longer must be at least 1"),
         ("static_split:alone=never", "alone must be 'whole' or 'share'"),
     ],
 )

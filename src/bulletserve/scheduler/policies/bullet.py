@@ -76,7 +76,7 @@ class Bullet(QueueParts):
     """`ways`: those to consider, joined by +. `pause`: whether decode may wait while it has slack.
 
     `margin`: the part of a TPOT target that is kept in reserve. `longest_gap`: most time between two tokens of a
-    running answer, in parts of its TPOT target (`MIXED_LONGER` times that where a mixed step lies between them).
+    running answer, in parts of its TPOT target (`mixed_longer` times that where a mixed step lies between them).
     """
 
     ordering: str = "slack"
@@ -85,6 +85,7 @@ class Bullet(QueueParts):
     pause: str = "yes"
     margin: float = 0.05
     longest_gap: float = 1.0
+    mixed_longer: float = MIXED_LONGER
     name: ClassVar[str] = "bullet"
 
     @property
@@ -100,8 +101,9 @@ class Bullet(QueueParts):
             raise ConfigError("pause must be yes or no")
         if not 0 <= self.margin < 1:
             raise ConfigError("margin must be at least 0 and below 1")
-        if not self.longest_gap >= 1:
-            raise ConfigError("longest_gap must be at least 1")
+        for name in ("longest_gap", "mixed_longer"):
+            if not getattr(self, name) >= 1:
+                raise ConfigError(f"{name} must be at least 1")
 
     def decide(self, snapshot: Snapshot, estimator: Forecaster) -> Plan:
         """Admit the next batch; else start what either lane should do next."""
@@ -342,7 +344,7 @@ class _Decision:
         prompts = self._mixable
         if prompts:
             most = MAX_BATCH_TOKENS - snapshot.decode_rows
-            longest_s = self._limit_s(pace_, MIXED_LONGER) - wait_s
+            longest_s = self._limit_s(pace_, options.mixed_longer) - wait_s
 
             def most_price_s() -> float:
                 nonlocal split_ways
