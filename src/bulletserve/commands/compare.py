@@ -2,6 +2,7 @@
 
 import argparse
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from math import inf
 from pathlib import Path
@@ -33,6 +34,7 @@ from bulletserve.comparison.measured import Measured
 from bulletserve.comparison.measuring import Measuring
 from bulletserve.comparison.run_folder import RunFolder, rate_text
 from bulletserve.compose import Engine, build_engine
+from bulletserve.core.config import EngineConfig
 from bulletserve.core.errors import ConfigError, PolicyError
 from bulletserve.core.slo import Slo
 from bulletserve.engine.load import choose_device
@@ -95,12 +97,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the tables, alone in the folders that are written to."""
     began_s = time.monotonic()
+    engines: list[Engine] = []
+
+    def build(config: EngineConfig) -> Engine:
+        engines.append(build_engine(config))
+        return engines[-1]
+
+    try:
+        return compare_on(build, options, began_s)
+    finally:
+        for engine in engines:
+            engine.close()
+
+
+def compare_on(build: Callable[[EngineConfig], Engine], options: argparse.Namespace, began_s: float) -> int:
+    """The same on the engine that `build` gives, which stays open: for who measures more than one list on it. A time
+    limit counts from `began_s` on (`time.monotonic`).
+
+    Raises `ConfigError`, before there is an engine wherever that can be known before.
+    """
     _check(options)
     with held(folder for folder in (options.runs, options.record) if folder is not None):
-        return _compare(options, began_s)
+        return _compare(build, options, began_s)
 
 
-def _compare(options: argparse.Namespace, began_s: float) -> int:
+def _compare(build: Callable[[EngineConfig], Engine], options: argparse.Namespace, began_s: float) -> int:
     workload = named_workload(options)
     slo = named_targets(options, "" if workload is None else workload.name)
     searching = options.goodput or options.around is not None
@@ -110,25 +131,22 @@ def _compare(options: argparse.Namespace, began_s: float) -> int:
                 "goodput needs targets and a --workload: name a --tier, or --ttft-slo-ms and --tpot-slo-ms"
             )
         scored(len(workload.requests))
-    engine = build_engine(engine_config(options, options.policies[0], caching=workload is None))
+    engine = build(engine_config(options, options.policies[0], caching=workload is None))
     console = wide_console()
-    try:
-        engine.find_forecasts(needed=any(make_policy(policy).needs_forecasts for policy in options.policies))
-        measuring = _measuring(options, workload, slo, engine, began_s)
-        console.print(engine.info.describe(), *engine.info.notes, sep="\n", markup=False, soft_wrap=True)
-        console.print(_about(workload, measuring, slo), markup=False, soft_wrap=True)
-        with console.status("", refresh_per_second=1) as status:  # its thread is one more that wants the GIL
-            measuring.announce = status.update
-            if options.runs is not None:
-                measuring.on_run = lambda one: console.print(_line(one, slo), markup=False, soft_wrap=True)
-            if searching:
-                near = _near(options, workload, engine)
-                found = around_goodput(measuring, options.policies, near, bisect=options.goodput)
-            else:
-                wanted = options.rates or ((1.0,) if workload is None else (DEFAULT_RATE,))
-                found = at_rates(measuring, options.policies, wanted, options.rounds)
-    finally:
-        engine.close()
+    engine.find_forecasts(needed=any(make_policy(policy).needs_forecasts for policy in options.policies))
+    measuring = _measuring(options, workload, slo, engine, began_s)
+    console.print(engine.info.describe(), *engine.info.notes, sep="\n", markup=False, soft_wrap=True)
+    console.print(_about(workload, measuring, slo), markup=False, soft_wrap=True)
+    with console.status("", refresh_per_second=1) as status:  # its thread is one more that wants the GIL
+        measuring.announce = status.update
+        if options.runs is not None:
+            measuring.on_run = lambda one: console.print(_line(one, slo), markup=False, soft_wrap=True)
+        if searching:
+            near = _near(options, workload, engine)
+            found = around_goodput(measuring, options.policies, near, bisect=options.goodput)
+        else:
+            wanted = options.rates or ((1.0,) if workload is None else (DEFAULT_RATE,))
+            found = at_rates(measuring, options.policies, wanted, options.rounds)
     goodputs = (
         goodput_lines(found.runs, slo, measuring.requests.count) if slo is not None and _has_goodput(found) else {}
     )
