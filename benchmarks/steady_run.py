@@ -7,11 +7,14 @@ The workload's requests again and again, each time with other gaps, sent by `bul
 memory, open files and threads of the server's processes, and what `/metrics` says of requests and cache blocks; all of
 it once more when the last answer has ended. Latencies by the minute in which a request was due. The first minute warms
 up (caches of the allocator, of the kernel's sockets): what grows is counted from the second minute on.
+
+A run that is broken off (Ctrl-C, SIGTERM) tells of the minutes that were over by then; exit status 3.
 """
 
 import argparse
 import http.client
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -33,6 +36,10 @@ from record import tell
 EVERY_S = 5.0
 WARM_S = 60.0
 SETTLE_S = 3.0
+MINUTE_S = 60.0
+ENDED_S = 30.0
+"""A run that is broken off so long after a minute has the answers of that minute."""
+BROKEN_OFF = 3
 GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 
 
@@ -91,7 +98,7 @@ def sample(pid: int, url: str, began_s: float) -> Sample:
 def traffic(workload: Path, rate: float, minutes: float, file: Path) -> int:
     """Write enough requests for so many minutes, one a second in the mean; how many."""
     requests = read_request_list(workload)
-    wanted, written, start_s = round(rate * minutes * 60), 0, 0.0
+    wanted, written, start_s = round(rate * minutes * MINUTE_S), 0, 0.0
     with file.open("w") as out:
         while written < wanted:
             seed = written // len(requests)
@@ -109,7 +116,8 @@ def by_minute(lines: list[dict[str, Any]], minutes: int) -> dict[str, float]:
     figures: dict[str, float] = {}
     groups: list[tuple[str, list[dict[str, Any]]]] = [("all", lines)]
     groups += [
-        (f"minute_{n + 1}", [line for line in lines if n * 60 <= line["due_s"] < (n + 1) * 60]) for n in range(minutes)
+        (f"minute_{n + 1}", [line for line in lines if n * MINUTE_S <= line["due_s"] < (n + 1) * MINUTE_S])
+        for n in range(minutes)
     ]
     for name, group in groups:
         if not group:
@@ -167,21 +175,29 @@ def client(options: argparse.Namespace, requests: Path, answers: Path, count: in
 
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, float]:
-    """Drive and watch; files lie in `folder`. Raises `Gone`."""
+    """Drive and watch; files lie in `folder`. Where it is broken off `minutes_n` is less than asked. Raises `Gone`."""
     requests, answers = folder / "requests.jsonl", folder / "answers.jsonl"
     count = traffic(options.workload, options.rate, options.minutes, requests)
     began_s = time.monotonic()
     samples = [sample(options.pid, options.url, began_s)]
+    minutes = round(options.minutes)
     with client(options, requests, answers, count) as sending:
-        while sending.poll() is None:
-            time.sleep(EVERY_S)
-            samples.append(sample(options.pid, options.url, began_s))
-    if sending.returncode:
+        try:
+            while sending.poll() is None:
+                time.sleep(EVERY_S)
+                samples.append(sample(options.pid, options.url, began_s))
+        except KeyboardInterrupt:
+            minutes = int((time.monotonic() - began_s - ENDED_S) // MINUTE_S)
+            if minutes < 1:
+                raise Gone("broken off before a minute was over") from None
+    if minutes == round(options.minutes) and sending.returncode:
         raise Gone(f"bullet bench gave up with status {sending.returncode}")
     time.sleep(SETTLE_S)
     last = sample(options.pid, options.url, began_s)
-    lines = [json.loads(line) for line in answers.read_text().splitlines()]
-    return {"rate_req_s": options.rate} | by_minute(lines, round(options.minutes)) | growth(samples, last)
+    lines = [json.loads(line) for line in answers.read_text().rpartition("\n")[0].splitlines()]
+    if minutes < round(options.minutes):
+        lines = [line for line in lines if line["due_s"] < minutes * MINUTE_S]
+    return {"rate_req_s": options.rate, "minutes_n": minutes} | by_minute(lines, minutes) | growth(samples, last)
 
 
 def main() -> int:
@@ -196,6 +212,7 @@ def main() -> int:
     parser.add_argument("--token-ids", default="1000-32000", metavar="LOW-HIGH", help="from which prompts are drawn")
     parser.add_argument("--name", default="steady_run", help="of the JSON document")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with tempfile.TemporaryDirectory() as folder:
             figures = measure(options, Path(folder))
@@ -203,6 +220,12 @@ def main() -> int:
         print(f"{parser.prog}: {gone}; nothing is recorded", file=sys.stderr)
         return 1
     tell(options.name, figures)
+    if figures["minutes_n"] < round(options.minutes):
+        print(
+            f"{parser.prog}: broken off; {figures['minutes_n']} of {options.minutes:g} minutes are told",
+            file=sys.stderr,
+        )
+        return BROKEN_OFF
     return 0
 
 

@@ -1,13 +1,18 @@
 """The steady run when its server goes: it says so, ends its client, and leaves no file."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Timer
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -71,6 +76,43 @@ def test_a_server_that_goes_ends_the_run_with_a_word(
     assert f"there is no process {pid}" in capsys.readouterr().err
     assert [client.poll() is not None for client in started] == [True]
     assert not list(files.iterdir())
+
+
+def test_a_run_that_is_broken_off_tells_of_the_minutes_that_were_over(
+    server: tuple[int, str],
+    script: Callable[[str], Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Minutes of half a second; SIGTERM in the third, while an answer is being written down."""
+    module = script("steady_run")
+    monkeypatch.setattr(Metrics, "asked", 2)
+    line = {"kind": "ok", "ttft_s": 0.1, "tpot_s": 0.01, "met": True, "token_times_s": [0.0, 0.01]}
+    lines = [json.dumps({**line, "due_s": due_s}) for due_s in (0.1, 0.2, 0.6, 1.2)]
+
+    @contextmanager
+    def client(options: object, requests: Path, answers: Path, count: int) -> Iterator[object]:
+        answers.write_text("\n".join(lines) + '\n{"kind": "o')
+        Timer(1.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        yield SimpleNamespace(poll=lambda: None)
+
+    for name, value in (("MINUTE_S", 0.5), ("ENDED_S", 0.0), ("SETTLE_S", 0.0), ("EVERY_S", 0.02), ("client", client)):
+        monkeypatch.setattr(module, name, value)
+    told: dict[str, float] = {}
+    monkeypatch.setattr(module, "tell", lambda name, figures: told.update(figures))
+    workload = tmp_path / "azure-conv.jsonl"
+    workload.write_text(json.dumps({"arrival": 0.0, "prompt_tokens": 5, "output_tokens": 5}) + "\n")
+    pid, url = server
+    words = ["--pid", str(pid), "--url", url, "--workload", str(workload), "--rate", "9", "--minutes", "8"]
+    monkeypatch.setattr(sys, "argv", ["steady_run.py", *words])
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert module.main() == module.BROKEN_OFF
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert told["minutes_n"] == 2 and told["all_requests_n"] == 3 and told["minute_2_requests_n"] == 1
+    assert "2 of 8 minutes are told" in capsys.readouterr().err
 
 
 def test_a_server_that_is_not_there_is_named(script: Callable[[str], Any], unused_process: int, tmp_path: Path) -> None:
