@@ -1,6 +1,8 @@
 """A crowd of clients for one server, some of them badly behaved: raw connections on one event loop.
 
-Arrivals do not wait for answers. Each client is one connection; what became of it is counted by a word.
+Arrivals do not wait for answers. Each client is one connection; what became of it is counted by a word. A crowd that
+behaves asks for the same as one that does not: a few shorter answers among many of one length cost a server more than
+any abuse does, because requests that begin and end together, sixteen at once, are read and written together.
 """
 
 import asyncio
@@ -14,8 +16,16 @@ from dataclasses import dataclass, field
 
 from bulletserve.core.garbage import frozen_garbage
 
+ABUSES = ("vanished", "slow", "malformed")
+"""Clients that leave before the end, that read at `SLOW_BYTES_S`, and that send what is no request."""
+
+SHARE = 0.05
+"""Of all clients, so many for each of `ABUSES`."""
+
 SLOW_BYTES_S, SLOW_TOKENS = 100, 4
 """Slow readers ask for less, or the end of a run would be spent waiting for them: 4 tokens are ten seconds."""
+
+FAST_BYTES_S = 1 << 20
 
 BROKEN_BODIES = (
     b"{",
@@ -30,8 +40,8 @@ ENDED = (b"data: [DONE]\n\n", b'"error"')
 
 @dataclass
 class Tally:
-    """What became of the requests of a crowd. `whole`: answers that came whole, slow readers' too; `health_s`: how long
-    each look at /health took; `healthy`: it always was."""
+    """What became of the requests of a crowd. `seconds`: until the last honest client had its answer; `health_s`: how
+    long each look at /health took; `healthy`: it always was."""
 
     ends: Counter[str] = field(default_factory=Counter)
     health_s: list[float] = field(default_factory=list)
@@ -39,18 +49,21 @@ class Tally:
     seconds: float = 0.0
 
     @property
-    def whole(self) -> int:
-        """Answers that somebody got to the end of."""
-        return self.ends["honest 200"] + self.ends["slow 200"]
+    def goodput(self) -> float:
+        """Answers a second that somebody got to the end of, slow readers' too."""
+        return (self.ends["honest 200"] + self.ends["slow 200"]) / self.seconds
 
 
 class Crowd:
-    """`abuse`: the share of clients, each, that vanish in the middle, read at 100 B/s, and send what is no request."""
+    """Clients that ask for `output_tokens` tokens, one in twenty for `SLOW_TOKENS`. The same ones come from the same
+    `seed`; where the crowd is not `abusive`, all of them are honest."""
 
-    def __init__(self, port: int, *, output_tokens: int, abuse: float, seed: int = 0) -> None:
+    def __init__(self, port: int, *, output_tokens: int, abusive: bool, seed: int = 0) -> None:
         self._port = port
-        self._abuse = abuse
-        self._rng = random.Random(seed)
+        self._abusive = abusive
+        self._draws = random.Random(seed)
+        self._whims = random.Random(seed + 1)
+        self._began_s = time.monotonic()
         self._body, self._short_body = (
             json.dumps({"prompt": [3, 5, 7] * 10, "max_tokens": tokens, "ignore_eos": True, "stream": True}).encode()
             for tokens in (output_tokens, SLOW_TOKENS)
@@ -64,7 +77,7 @@ class Crowd:
             return await self._run(rate, seconds)
 
     async def _run(self, rate: float, seconds: float) -> Tally:
-        began_s = time.monotonic()
+        began_s = self._began_s = time.monotonic()
         over = threading.Event()
         looker = asyncio.create_task(asyncio.to_thread(self._look, over))
         clients: set[asyncio.Task[None]] = set()
@@ -83,7 +96,6 @@ class Crowd:
                 clients.add(client)
                 sent += 1
             await asyncio.sleep(0.005)
-        self._tally.seconds = seconds
         await asyncio.wait_for(asyncio.gather(*clients), 180)
         if failed:
             raise failed[0]
@@ -93,28 +105,31 @@ class Crowd:
 
     async def one_after_the_other(self, clients: int, seconds: float) -> Tally:
         """Honest clients that each send again as soon as they have their answer: what the server can do."""
-        until_s = time.monotonic() + seconds
+        self._began_s = time.monotonic()
 
         async def keep_asking() -> None:
-            while time.monotonic() < until_s:
-                self._tally.ends[f"honest {await self._ask(self._body, 1 << 20)}"] += 1
+            while time.monotonic() - self._began_s < seconds:
+                await self._client()
 
         await asyncio.gather(*(keep_asking() for _ in range(clients)))
-        self._tally.seconds = seconds
         return self._tally
 
     async def _client(self) -> None:
-        kind = self._rng.random() / self._abuse if self._abuse else 9.0
-        if kind < 1:
-            self._tally.ends["vanished"] += 1
-            await self._vanish()
-        elif kind < 2:
-            self._tally.ends[f"slow {await self._ask(self._short_body, SLOW_BYTES_S)}"] += 1
-        elif kind < 3:
-            status = await self._ask(self._rng.choice(BROKEN_BODIES), 1 << 20)
-            self._tally.ends[f"malformed {status}"] += 1
-        else:
-            self._tally.ends[f"honest {await self._ask(self._body, 1 << 20)}"] += 1
+        place = int(self._draws.random() / SHARE)
+        abuse = ABUSES[place] if place < len(ABUSES) else None
+        body = self._short_body if abuse == "slow" else self._body
+        match abuse if self._abusive else None:
+            case "vanished":
+                self._tally.ends["vanished"] += 1
+                await self._vanish(body)
+            case "slow":
+                self._tally.ends[f"slow {await self._ask(body, SLOW_BYTES_S)}"] += 1
+            case "malformed":
+                status = await self._ask(self._whims.choice(BROKEN_BODIES), FAST_BYTES_S)
+                self._tally.ends[f"malformed {status}"] += 1
+            case _:
+                self._tally.ends[f"honest {await self._ask(body, FAST_BYTES_S)}"] += 1
+                self._tally.seconds = time.monotonic() - self._began_s
 
     async def _open(self, body: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 12)
@@ -140,10 +155,10 @@ class Crowd:
             writer.close()
         return status if any(end in answer for end in ENDED) or status != "200" else "cut"
 
-    async def _vanish(self) -> None:
-        reader, writer = await self._open(self._body)
+    async def _vanish(self, body: bytes) -> None:
+        reader, writer = await self._open(body)
         try:
-            async with asyncio.timeout(self._rng.random()):
+            async with asyncio.timeout(self._whims.random()):
                 await reader.read(500)
         except (TimeoutError, ConnectionError):
             pass
