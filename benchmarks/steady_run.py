@@ -40,6 +40,7 @@ MINUTE_S = 60.0
 ENDED_S = 30.0
 """A run that is broken off so long after a minute has the answers of that minute."""
 BROKEN_OFF = 3
+ITL = "inter_token_latency_seconds"
 GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 
 
@@ -56,6 +57,9 @@ class Sample:
     files: int
     threads: int
     gauges: dict[str, float]
+    itl_s: float
+    """Sum of all gaps between two tokens that the server knows of, and their number."""
+    itl_n: float
 
 
 def tree(pid: int) -> list[int]:
@@ -92,7 +96,9 @@ def sample(pid: int, url: str, began_s: float) -> Sample:
     values = {
         line.split("{")[0].removeprefix("bullet:"): float(line.rsplit(" ", 1)[1]) for line in lines if line[0] != "#"
     }
-    return Sample(time.monotonic() - began_s, resident / 1024, files, threads, {name: values[name] for name in GAUGES})
+    gauges = {name: values[name] for name in GAUGES}
+    itl = (values.get(f"{ITL}_sum", 0.0), values.get(f"{ITL}_count", 0.0))
+    return Sample(time.monotonic() - began_s, resident / 1024, files, threads, gauges, *itl)
 
 
 def traffic(workload: Path, rate: float, minutes: float, file: Path) -> int:
@@ -132,12 +138,21 @@ def by_minute(lines: list[dict[str, Any]], minutes: int) -> dict[str, float]:
             f"{name}_met_x": sum(bool(line["met"]) for line in group) / len(group),
             f"{name}_ttft_p50_ms": 1e3 * float(np.quantile(ttft_s, 0.5)),
             f"{name}_ttft_p90_ms": 1e3 * float(np.quantile(ttft_s, 0.9)),
+            f"{name}_ttft_p99_ms": 1e3 * float(np.quantile(ttft_s, 0.99)),
             f"{name}_tpot_p90_ms": 1e3 * float(np.quantile(tpot_s, 0.9)),
             f"{name}_itl_p50_ms": 1e3 * float(np.quantile(gaps_s, 0.5)),
             f"{name}_itl_p99_ms": 1e3 * float(np.quantile(gaps_s, 0.99)),
+            f"{name}_itl_p999_ms": 1e3 * float(np.quantile(gaps_s, 0.999)),
+            f"{name}_itl_mean_ms": 1e3 * float(np.mean(gaps_s)),
             f"{name}_longest_gap_ms": 1e3 * max(gaps_s),
         }
     return figures
+
+
+def as_told(first: Sample, last: Sample) -> dict[str, float]:
+    """The mean gap by the server's own account, which the client's must agree with: else chunks hold tokens back."""
+    gaps = last.itl_n - first.itl_n
+    return {"server_itl_mean_ms": 1e3 * (last.itl_s - first.itl_s) / gaps} if gaps else {}
 
 
 def growth(samples: list[Sample], last: Sample) -> dict[str, float]:
@@ -197,7 +212,8 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     lines = [json.loads(line) for line in answers.read_text().rpartition("\n")[0].splitlines()]
     if minutes < round(options.minutes):
         lines = [line for line in lines if line["due_s"] < minutes * MINUTE_S]
-    return {"rate_req_s": options.rate, "minutes_n": minutes} | by_minute(lines, minutes) | growth(samples, last)
+    figures = by_minute(lines, minutes) | as_told(samples[0], last) | growth(samples, last)
+    return {"rate_req_s": options.rate, "minutes_n": minutes} | figures
 
 
 def main() -> int:
