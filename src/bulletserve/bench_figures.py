@@ -10,12 +10,11 @@ from pathlib import Path
 import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from bulletserve.client.report import RateResult
-from bulletserve.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, STYLE, save_figure
+from bulletserve.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, STYLE, log_ms, save_figure
 from bulletserve.telemetry.goodput import ATTAINED, Estimate
 
 _LOOKS = tuple(zip((BLUE, ORANGE, GREEN, PURPLE, RED, SKY, GREY), "osD^vP*", strict=True))
@@ -69,7 +68,7 @@ def _latencies(results: Sequence[RateResult]) -> Figure:
         if target_s is not None:
             panel.axvline(target_s * 1e3, color="0.6", linestyle="--", linewidth=1)
         panel.set(xlabel=f"{name}, ms (dashed: the target)" if target_s else f"{name}, ms")
-        _log_ms(panel)
+        log_ms(panel)
     panels[0].set(ylabel="requests, %", ylim=(0, 102))
     panels[1].legend(loc="lower right", fontsize=8)
     return figure
@@ -95,7 +94,7 @@ def _gaps(results: Sequence[RateResult]) -> Figure:
     )
     panel.set_ylim(60.0 / most, 150)
     panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    _log_ms(panel)
+    log_ms(panel)
     panel.legend(loc="lower left", fontsize=8)
     return figure
 
@@ -149,15 +148,6 @@ def _attainment(results: Sequence[RateResult], goodput: Estimate | str) -> Figur
     least = min((share for share in shares if share == share), default=0.0)
     panel.set_ylim(max(0.0, min(least, 90.0) - 5), 101)
     return figure
-
-
-def _log_ms(panel: Axes) -> None:
-    panel.set_xscale("log")
-    panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    panel.xaxis.set_minor_formatter(NullFormatter())
-    low, high = panel.get_xlim()
-    wide = high > 300 * low
-    panel.xaxis.set_major_locator(LogLocator(subs=(1.0,) if wide else (1.0, 2.0, 5.0)))
 
 
 def _cycle(count: int) -> list[tuple[str, str]]:

@@ -11,7 +11,9 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, Locator, LogLocator, MaxNLocator, NullFormatter
 
 BLUE, ORANGE, GREEN, PURPLE, SKY, YELLOW, RED, GREY = (
     "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#F0E442", "#D55E00", "#666666",
@@ -28,6 +30,16 @@ STYLE: dict[Any, Any] = {
     "axes.titlesize": 10,
     "legend.frameon": False,
 }
+
+
+def log_ms(panel: Axes) -> None:
+    """Make the x axis of a panel that is drawn a logarithmic one, with plain numbers and at least three of them."""
+    panel.set_xscale("log")
+    low, high = panel.get_xlim()
+    several: Locator = LogLocator(subs=(1.0,) if high > 1000 * low else (1.0, 2.0, 5.0))
+    panel.xaxis.set_major_locator(several if high > 10 * low else MaxNLocator(6))
+    panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    panel.xaxis.set_minor_formatter(NullFormatter())
 
 
 def save_figure(figure: Figure, folder: Path, name: str) -> Path:

@@ -11,10 +11,9 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from bulletserve.core.slo import Slo
-from bulletserve.figures import BLUE, GREEN, GREY, KIND_COLOURS, ORANGE, PURPLE, RED, SKY, STYLE, save_figure
+from bulletserve.figures import BLUE, GREEN, GREY, KIND_COLOURS, ORANGE, PURPLE, RED, SKY, STYLE, log_ms, save_figure
 from bulletserve.simulation import ArmAtRate, Found
 from bulletserve.telemetry.goodput import ATTAINED
 from bulletserve.telemetry.timeline import StepSpan
@@ -32,7 +31,8 @@ def draw_all(
     """
     written: list[Path] = []
     with matplotlib.rc_context(STYLE):
-        written.append(_finish(_attainment(runs, found), folder, "attainment", title, note))
+        if found or len({one.rate for one in runs}) > 1:
+            written.append(_finish(_attainment(runs, found), folder, "attainment", title, note))
         written.append(_finish(_latencies(runs, slo), folder, "latency", title, note))
         rate = max(one.rate for one in runs)
         shown = [one for one in runs if one.rate == rate and one.spans]
@@ -86,10 +86,8 @@ def _latencies(runs: Sequence[ArmAtRate], slo: Slo) -> Figure:
     ):
         if target_s is not None:
             panel.axvline(target_s * 1e3, color="0.6", linestyle="--", linewidth=1)
-        panel.set(xlabel=f"{name}, ms (dashed: the target)" if target_s else f"{name}, ms", xscale="log")
-        panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        panel.xaxis.set_minor_formatter(NullFormatter())
-        panel.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        panel.set(xlabel=f"{name}, ms (dashed: the target)" if target_s else f"{name}, ms")
+        log_ms(panel)
     panels[0].set(ylabel=f"requests at {rate:g} req/s, %", ylim=(0, 102))
     panels[1].legend(loc="lower right", fontsize=8)
     return figure
@@ -100,18 +98,48 @@ def _strips(runs: Sequence[ArmAtRate]) -> Figure:
     figure, panels = plt.subplots(
         len(runs), 1, figsize=(11.0, 1.2 + 1.7 * len(runs)), layout="constrained", sharex=True, squeeze=False
     )
-    middle_s = min(one.spans[-1].finished_s for one in runs) / 2
+    began_s = _typical_s(runs)
     for panel, one in zip(panels[:, 0], runs, strict=True):
         total = max(span.sms for span in one.spans)
         for span in one.spans:
-            if span.finished_s > middle_s and span.started_s < middle_s + _STRIP_S:
-                _bar(panel, span, total, middle_s)
+            if span.finished_s > began_s and span.started_s < began_s + _STRIP_S:
+                _bar(panel, span, total, began_s)
         panel.set(xlim=(0, _STRIP_S), ylim=(0, total), ylabel="SMs")
-        panel.set_title(f"{one.policy} at {one.rate:g} req/s, {middle_s:.0f} s after the start", fontsize=9)
+        panel.set_title(f"{one.policy} at {one.rate:g} req/s, {began_s:.0f} s after the start", fontsize=9)
     panels[-1, 0].set_xlabel("seconds")
     marks = [Patch(color=colour, label=kind) for kind, colour in KIND_COLOURS.items()]
     panels[0, 0].legend(handles=marks, loc="lower right", bbox_to_anchor=(1, 1.0), ncols=3, fontsize=8)
     return figure
+
+
+def _typical_s(runs: Sequence[ArmAtRate]) -> float:
+    """Where a strip begins in which both lanes ran for about as much of the time as in the whole of the runs, between a
+    tenth and nine tenths of the shortest."""
+    end_s = min(one.spans[-1].finished_s for one in runs)
+    both = [overlap for one in runs for overlap in _both_lanes(one.spans)]
+
+    def both_s(from_s: float, to_s: float) -> float:
+        return sum(max(0.0, min(end, to_s) - max(start, from_s)) for start, end in both)
+
+    usual_s = both_s(0.1 * end_s, 0.9 * end_s) * _STRIP_S / (0.8 * end_s)
+    count = max(1, int(0.8 * end_s / _STRIP_S))
+    places_s = [0.1 * end_s + _STRIP_S * at for at in range(count)]
+    return min(places_s, key=lambda at_s: abs(both_s(at_s, at_s + _STRIP_S) - usual_s))
+
+
+def _both_lanes(spans: Sequence[StepSpan]) -> list[tuple[float, float]]:
+    """When a step of its own ran on each lane (a mixed step is none)."""
+    prefills = sorted((span.started_s, span.finished_s) for span in spans if span.kind == "prefill")
+    decodes = sorted((span.started_s, span.finished_s) for span in spans if span.kind == "decode")
+    found, first = [], 0
+    for started_s, finished_s in decodes:
+        while first < len(prefills) and prefills[first][1] <= started_s:
+            first += 1
+        for start, end in prefills[first:]:
+            if start >= finished_s:
+                break
+            found.append((max(start, started_s), min(end, finished_s)))
+    return found
 
 
 def _bar(panel: Axes, span: StepSpan, total: int, origin_s: float) -> None:
