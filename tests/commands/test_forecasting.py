@@ -216,6 +216,7 @@ def test_a_cpu_that_cannot_be_measured_in_passing_goes_by_another_models_calibra
     assert "could not be measured in passing" in caplog.text and "with another model" in cpu_engine.info.notes[-1]
 
 
+@pytest.mark.usefixtures("steady")
 def test_a_measurement_that_cannot_be_kept_is_used_all_the_same(
     cpu_engine: Engine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
