@@ -54,6 +54,14 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, str]]:
     process.wait()
 
 
+def words(server: tuple[int, str], folder: Path, *, rate: float, minutes: float) -> list[str]:
+    """The command line for a list of one request."""
+    workload = folder / "azure-conv.jsonl"
+    workload.write_text(json.dumps({"arrival": 0.0, "prompt_tokens": 5, "output_tokens": 5}) + "\n")
+    given = ["--pid", str(server[0]), "--url", server[1], "--workload", str(workload)]
+    return ["steady_run.py", *given, "--rate", str(rate), "--minutes", str(minutes)]
+
+
 def test_a_server_that_goes_ends_the_run_with_a_word(
     server: tuple[int, str],
     script: Callable[[str], Any],
@@ -61,17 +69,15 @@ def test_a_server_that_goes_ends_the_run_with_a_word(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    pid, url = server
+    pid, _ = server
     module, started = script("steady_run"), []
-    workload, files = tmp_path / "azure-conv.jsonl", tmp_path / "files"
-    workload.write_text(json.dumps({"arrival": 0.0, "prompt_tokens": 5, "output_tokens": 5}) + "\n")
+    files = tmp_path / "files"
     files.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(files))
     monkeypatch.setattr(module, "EVERY_S", 0.02)
     popen = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda words: started.append(popen(words)) or started[-1])
-    words = ["--pid", str(pid), "--url", url, "--workload", str(workload), "--rate", "1", "--minutes", "0.1"]
-    monkeypatch.setattr(sys, "argv", ["steady_run.py", *words])
+    monkeypatch.setattr(sys, "argv", words(server, tmp_path, rate=1, minutes=0.1))
     assert module.main() == 1
     assert f"there is no process {pid}" in capsys.readouterr().err
     assert [client.poll() is not None for client in started] == [True]
@@ -101,11 +107,7 @@ def test_a_run_that_is_broken_off_tells_of_the_minutes_that_were_over(
         monkeypatch.setattr(module, name, value)
     told: dict[str, float] = {}
     monkeypatch.setattr(module, "tell", lambda name, figures: told.update(figures))
-    workload = tmp_path / "azure-conv.jsonl"
-    workload.write_text(json.dumps({"arrival": 0.0, "prompt_tokens": 5, "output_tokens": 5}) + "\n")
-    pid, url = server
-    words = ["--pid", str(pid), "--url", url, "--workload", str(workload), "--rate", "9", "--minutes", "8"]
-    monkeypatch.setattr(sys, "argv", ["steady_run.py", *words])
+    monkeypatch.setattr(sys, "argv", words(server, tmp_path, rate=9, minutes=8))
     before = signal.getsignal(signal.SIGTERM)
     try:
         assert module.main() == module.BROKEN_OFF
