@@ -84,9 +84,9 @@ CELLS = {
     "azure-conv-tails-20": Cell("azure-conv", "--ttft-slo-ms 200 --tpot-slo-ms 15", 600, at("bullet"), rate=20),
     "azure-conv-tails-12": Cell(
         "azure-conv",
-        "--ttft-slo-ms 300 --tpot-slo-ms 7",
+        TIGHT,
         600,
-        at("bullet:mixed_longer=1.3", "bullet:mixed_longer=1.25", f"{CHUNKED}=176"),
+        at("bullet:mixed_longer=1.1", "bullet:mixed_longer=1", "bullet", f"{CHUNKED}=176"),
         rate=12,
     ),
 }
