@@ -102,9 +102,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=Path, default=HERE / "results" / "compare", metavar="FOLDER")
     parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="begin no run that would end later")
     parser.add_argument("--list", action="store_true", help="print the commands and run nothing")
-    given = list(sys.argv[1:] if words is None else words)
-    engine_words = given[given.index("--") + 1 :] if "--" in given else list(ENGINE)
-    options = parser.parse_args(given[: given.index("--")] if "--" in given else given)
+    given = [*(sys.argv[1:] if words is None else words)]
+    end = given.index("--") if "--" in given else len(given)
+    options, engine_words = parser.parse_args(given[:end]), given[end + 1 :] or ENGINE
     if unknown := set(options.cells) - set(CELLS):
         parser.error(f"there is no cell {', '.join(sorted(unknown))}; there are {', '.join(CELLS)}")
     commands = {

@@ -1,10 +1,11 @@
-"""What all pictures share."""
+"""What all pictures share, and what they show of the lanes."""
 
 import matplotlib.pyplot as plt
 import pytest
 
+from bulletserve.core.plan import Lane
 from bulletserve.figures import log_ms
-from bulletserve.simulation_figures import _both_lanes
+from bulletserve.telemetry.lanes import lane_use
 from bulletserve.telemetry.timeline import StepSpan
 
 
@@ -21,9 +22,10 @@ def test_a_logarithmic_axis_has_some_labels_and_not_too_many(low: float, high: f
 
 def test_the_times_in_which_both_lanes_ran() -> None:
     spans = [
-        StepSpan(kind, (), 1, float(began), float(ended), 0, 0, "")
+        StepSpan(kind, (Lane.PREFILL if kind == "prefill" else Lane.DECODE,), 1, float(began), float(ended), 0, 0, "")
         for kind, began, ended in (
             ("decode", 0, 2), ("prefill", 1, 5), ("decode", 2, 3), ("mixed", 5, 6), ("prefill", 6, 7), ("decode", 6, 8)
         )
     ]  # fmt: skip
-    assert _both_lanes(spans) == [(1, 2), (2, 3), (6, 7)]
+    shares = [lane_use(spans, began_s, began_s + 1.0).both_share for began_s in range(8)]
+    assert shares == [0, 1, 1, 0, 0, 0, 1, 0]

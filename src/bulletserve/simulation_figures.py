@@ -16,6 +16,7 @@ from bulletserve.core.slo import Slo
 from bulletserve.figures import BLUE, GREEN, GREY, KIND_COLOURS, ORANGE, PURPLE, RED, SKY, STYLE, log_ms, save_figure
 from bulletserve.simulation import ArmAtRate, Found
 from bulletserve.telemetry.goodput import ATTAINED
+from bulletserve.telemetry.lanes import lane_use
 from bulletserve.telemetry.timeline import StepSpan
 
 _LOOKS = tuple(zip((BLUE, ORANGE, GREEN, PURPLE, RED, SKY, GREY), "osD^vP*", strict=True))
@@ -116,30 +117,14 @@ def _typical_s(runs: Sequence[ArmAtRate]) -> float:
     """Where a strip begins in which both lanes ran for about as much of the time as in the whole of the runs, between a
     tenth and nine tenths of the shortest."""
     end_s = min(one.spans[-1].finished_s for one in runs)
-    both = [overlap for one in runs for overlap in _both_lanes(one.spans)]
 
-    def both_s(from_s: float, to_s: float) -> float:
-        return sum(max(0.0, min(end, to_s) - max(start, from_s)) for start, end in both)
+    def both(from_s: float, to_s: float) -> float:
+        return sum(lane_use(one.spans, from_s, to_s).both_share for one in runs)
 
-    usual_s = both_s(0.1 * end_s, 0.9 * end_s) * _STRIP_S / (0.8 * end_s)
+    usual = both(0.1 * end_s, 0.9 * end_s)
     count = max(1, int(0.8 * end_s / _STRIP_S))
     places_s = [0.1 * end_s + _STRIP_S * at for at in range(count)]
-    return min(places_s, key=lambda at_s: abs(both_s(at_s, at_s + _STRIP_S) - usual_s))
-
-
-def _both_lanes(spans: Sequence[StepSpan]) -> list[tuple[float, float]]:
-    """When a step of its own ran on each lane (a mixed step is none)."""
-    prefills = sorted((span.started_s, span.finished_s) for span in spans if span.kind == "prefill")
-    decodes = sorted((span.started_s, span.finished_s) for span in spans if span.kind == "decode")
-    found, first = [], 0
-    for started_s, finished_s in decodes:
-        while first < len(prefills) and prefills[first][1] <= started_s:
-            first += 1
-        for start, end in prefills[first:]:
-            if start >= finished_s:
-                break
-            found.append((max(start, started_s), min(end, finished_s)))
-    return found
+    return min(places_s, key=lambda at_s: abs(both(at_s, at_s + _STRIP_S) - usual))
 
 
 def _bar(panel: Axes, span: StepSpan, total: int, origin_s: float) -> None:

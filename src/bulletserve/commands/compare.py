@@ -3,6 +3,7 @@
 import argparse
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from dataclasses import asdict
 from math import inf
 from pathlib import Path
@@ -97,17 +98,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the tables, alone in the folders that are written to."""
     began_s = time.monotonic()
-    engines: list[Engine] = []
-
-    def build(config: EngineConfig) -> Engine:
-        engines.append(build_engine(config))
-        return engines[-1]
-
-    try:
-        return compare_on(build, options, began_s)
-    finally:
-        for engine in engines:
-            engine.close()
+    with ExitStack() as stack:
+        return compare_on(lambda config: stack.enter_context(closing(build_engine(config))), options, began_s)
 
 
 def compare_on(build: Callable[[EngineConfig], Engine], options: argparse.Namespace, began_s: float) -> int:

@@ -69,11 +69,13 @@ class LaneTimes:
 
 @dataclass(frozen=True, slots=True)
 class LaneUse:
-    """Of the steps of a run; `partitions`: share of the time by partition, the largest first. nan without steps."""
+    """Of the steps of a run; `partitions`: share of the time by partition, the largest first; `both_share`: that of
+    the time in which both lanes ran. nan without steps."""
 
     mixed_share: float
     switches_per_s: float
     partitions: dict[str, float]
+    both_share: float
 
 
 def lane_use(spans: Sequence[StepSpan], began_s: float, ended_s: float) -> LaneUse:
@@ -85,13 +87,17 @@ def lane_use(spans: Sequence[StepSpan], began_s: float, ended_s: float) -> LaneU
         switches += last.get(span.lanes[0], span.sms) != span.sms
         last[span.lanes[0]] = span.sms
     shares: defaultdict[str, float] = defaultdict(float)
+    both = 0.0
     for seconds, running in _course(spans, began_s, ended_s):
-        shares[_partition(running)] += seconds / (ended_s - began_s)
+        share = seconds / (ended_s - began_s)
+        shares[_partition(running)] += share
+        both += share * ({"prefill", "decode"} <= {span.kind for span in running})
     mixed = sum(span.kind == "mixed" for span in steps)
     return LaneUse(
         mixed / len(steps) if steps else float("nan"),
         switches / (ended_s - began_s),
         dict(sorted(shares.items(), key=lambda item: -item[1])),
+        both,
     )
 
 
