@@ -96,7 +96,7 @@ class TextCodec:
     ) -> str:
         """A chat as prompt text for `encode_rendered`.
 
-        Raises `InvalidRequest` if there is no template or it refuses the messages.
+        Raises `InvalidRequest` if there is no template, it refuses the messages or what it makes of them is no text.
         """
         template = self._chat_template if style.template is None else _compiled(style.template, self.tokenizer)
         if template is None:
@@ -105,13 +105,15 @@ class TextCodec:
                 "prompts (/v1/completions, generate without --chat)",
                 param="messages",
             )
-        return template.render(
+        text = template.render(
             messages if self._marks is None else self._marks.mark(list(messages)),
             add_generation_prompt=style.add_generation_prompt,
             continue_final_message=style.continue_final_message,
             variables=style.variables if self._marks is None else self._marks.mark(dict(style.variables)),
             tools=tools,
         )
+        check_text(text, "messages")
+        return text
 
     def encode_rendered(self, text: str, *, add_special_tokens: bool = False, tokens: int | None = None) -> list[int]:
         """The ids of what `render_chat` gave, where `tokens` is given perhaps only so many of the last.
@@ -126,9 +128,7 @@ class TextCodec:
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], style: ChatStyle = ChatStyle()) -> list[int]:
         """The prompt ids of a chat: what `apply_chat_template(tokenize=True)` gives. Raises `InvalidRequest`."""
-        text = self.render_chat(messages, style)
-        check_text(text, "messages")
-        return self.encode_rendered(text)
+        return self.encode_rendered(self.render_chat(messages, style))
 
     def detokenizer(
         self,
