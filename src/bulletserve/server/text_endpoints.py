@@ -56,7 +56,7 @@ class TextEndpoints:
         """POST /tokenize: the ids of a text or a chat, however long."""
         body = parse_body(TokenizeBody, await read_body(request, self._settings))
         served_name(body.model, self._settings.served_names)
-        self._open_requests.check_room(1 + self._ids.at_work)
+        self._open_requests.check_room(1, at_work=self._ids.at_work)
         tokens = await self._tokens(body)
         work = len(tokens) * (_DECODED_CHARACTERS if body.return_token_strs else 1)
         return await self._ids.run(partial(self._tokenized, tokens, told=bool(body.return_token_strs)), work)
@@ -65,7 +65,7 @@ class TextEndpoints:
         """POST /detokenize: the text of ids, special tokens included."""
         body = parse_body(DetokenizeBody, await read_body(request, self._settings))
         served_name(body.model, self._settings.served_names)
-        self._open_requests.check_room(1 + self._ids.at_work)
+        self._open_requests.check_room(1, at_work=self._ids.at_work)
         return await self._ids.run(partial(self._detokenized, body.tokens), len(body.tokens))
 
     def _tokenized(self, tokens: list[int], *, told: bool) -> Response:
