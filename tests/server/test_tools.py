@@ -141,6 +141,50 @@ def test_required_and_named_tools_are_kept_by_a_grammar(hermes: Served, choice: 
     assert [call["function"] for call in calls] == [{"name": "look", "arguments": '{"x": 1}'}] * grammar
 
 
+def both_ways(served: Served, **body: Any) -> tuple[str, list[tuple[str, str]], str]:
+    """The content, calls and end of an answer, which are the same whole and streamed."""
+    whole = served.chat(**body).json()["choices"][0]
+    message = whole["message"]
+    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", [])]
+    choices = [choice for chunk in events(served.chat(**body, stream=True)) for choice in chunk["choices"]]
+    told: list[list[str]] = []
+    for function in (call["function"] for choice in choices for call in choice["delta"].get("tool_calls", [])):
+        if "name" in function:
+            told.append([function["name"], ""])
+        told[-1][1] += function["arguments"]
+    content = "".join(choice["delta"].get("content") or "" for choice in choices)
+    assert (content, [(name, text) for name, text in told]) == (message["content"] or "", calls)
+    assert choices[-1]["finish_reason"] == whole["finish_reason"]
+    return content, calls, whole["finish_reason"]
+
+
+def test_a_list_of_calls_that_is_cut_off_is_no_content(hermes: Served) -> None:
+    text = '[{\n    "name": "look", "parameters": {"x": 17}}]'
+    hermes.say(text)
+    for most in range(1, len(text)):
+        content, calls, end = both_ways(hermes, tools=[LOOK], tool_choice="required", max_tokens=most)
+        assert (content, end) == ("", "length")
+        assert calls in ([], [("look", '{"x": 17}'[: len(calls and calls[0][1])])])
+
+
+@pytest.mark.parametrize("arguments", ['{"x" 1}', '{"x": 1', "{", "[1]", "3", "", None, "null", '"x"'])
+def test_calls_are_taken_back_whatever_their_arguments_are(hermes: Served, arguments: str | None) -> None:
+    """They are what a model wrote: an agent that sends its history again must not be stopped by it."""
+    hermes.say("fine")
+    call = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": arguments}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    assert hermes.chat(messages=[message], max_tokens=4).status_code == 200
+    assert "[look:]" in shown(hermes)
+
+
+def test_a_broken_call_of_the_models_can_be_sent_back(hermes: Served) -> None:
+    hermes.say('<tool_call>{"name": "look", "arguments": {"x" 1}}</tool_call>')
+    _, calls, _ = both_ways(hermes, tools=[LOOK])
+    assert calls == [("look", '{"x" 1}')]
+    message = hermes.chat(tools=[LOOK]).json()["choices"][0]["message"]
+    assert hermes.chat(messages=[message], tools=[LOOK]).status_code == 200
+
+
 def refused(served: Served, **body: Any) -> dict[str, Any]:
     answer = served.chat(**body)
     assert answer.status_code == 400, answer.text
@@ -161,7 +205,7 @@ def test_what_is_no_tool_is_refused(hermes: Served) -> None:
     assert refused(hermes, tools=[odd], tool_choice="required")["param"] == "tools"
     both = {"response_format": {"type": "json_object"}, "tools": [LOOK]}
     assert "exclude each other" in refused(hermes, **both)["message"]
-    for call in (3, {}, {"function": {"name": 3}}, {"function": {"name": "a", "arguments": "{"}}):
+    for call in (3, {}, {"function": {"name": 3}}):
         message = {"role": "assistant", "content": None, "tool_calls": [call]}
         assert refused(hermes, messages=[message])["param"] == "messages"
 
