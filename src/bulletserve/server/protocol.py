@@ -38,6 +38,7 @@ _NOT_SERVED: Mapping[str, tuple[Json, ...]] = {
     "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
+    "guided_whitespace_pattern": (),
     "length_penalty": (1,),
     "logits_processors": ([],),
     "modalities": (["text"],),
