@@ -10,6 +10,7 @@ import pytest
 
 from bulletserve.core.errors import ConfigError
 from bulletserve.formats.description import Checkpoint
+from bulletserve.grammar.texts import json_grammar
 from tests.server.conftest import SETTINGS, Served
 from tests.server.small_model import small_checkpoint
 from tests.server.sse import events
@@ -139,6 +140,30 @@ def test_required_and_named_tools_are_kept_by_a_grammar(hermes: Served, choice: 
     assert bool(hermes.engine.arrived[-1].grammar) is grammar
     calls = answer["message"].get("tool_calls", [])
     assert [call["function"] for call in calls] == [{"name": "look", "arguments": '{"x": 1}'}] * grammar
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("parameters", [None, {}, {"type": "object", "properties": {}}])
+def test_a_tool_without_parameters_gets_no_arguments(hermes: Served, named: bool, parameters: Any) -> None:
+    tool = {"type": "function", "function": {"name": "look", "parameters": parameters}}
+    nothing = {"type": "object", "properties": {}, "additionalProperties": False}
+    call = {"type": "object", "properties": {"name": {"const": "look"}, "parameters": nothing}}
+    call |= {"required": ["name", "parameters"], "additionalProperties": False}
+    schema = nothing if named else {"type": "array", "minItems": 1, "items": {"anyOf": [call]}}
+    hermes.say("{}")
+    choice = {"type": "function", "function": {"name": "look"}} if named else "required"
+    assert hermes.chat(tools=[tool], tool_choice=choice).status_code == 200
+    assert hermes.engine.arrived[-1].grammar == json_grammar(schema, "tools")
+
+
+def test_what_arguments_name_is_all_they_have_and_formats_stay_open(hermes: Served) -> None:
+    hermes.say("{}")
+    schema = LOOK["function"]["parameters"]  # type: ignore[index]
+    choice = {"type": "function", "function": {"name": "look"}}
+    assert hermes.chat(tools=[LOOK], tool_choice=choice).status_code == 200
+    assert '"additionalProperties":false' in hermes.engine.arrived[-1].grammar
+    assert hermes.chat(response_format={"type": "json_schema", "json_schema": {"schema": schema}}).status_code == 200
+    assert "additionalProperties" not in hermes.engine.arrived[-1].grammar
 
 
 def both_ways(served: Served, **body: Any) -> tuple[str, list[tuple[str, str]], str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from bulletserve.core.errors import InvalidRequest
+from bulletserve.grammar.closed_objects import closed
 from bulletserve.grammar.texts import json_grammar
 from bulletserve.server.protocol import ChatBody
 from bulletserve.server.structured import MakeGrammar
@@ -50,12 +51,12 @@ def tool_use(body: ChatBody, auto: MakeReader | None) -> ToolUse:
         most = None if body.parallel_tool_calls is not False else 1
         return ToolUse(tools, lambda: CallReader(auto(), most))
     if choice == "required":
-        schema = _calls_schema(tools, several=body.parallel_tool_calls is not False)
-        return ToolUse(tools, ListReader, MakeGrammar(lambda: json_grammar(schema, "tools"), schema))
+        several = body.parallel_tool_calls is not False
+        make = MakeGrammar(lambda: _grammar(_calls_schema(tools, several=several)), tools)
+        return ToolUse(tools, ListReader, make)
     name = choice.removeprefix("=")
-    parameters = next(_parameters(tool) for tool in tools if tool["function"]["name"] == name)
-    make = MakeGrammar(lambda: json_grammar(parameters, "tools"), parameters)
-    return ToolUse(tools, lambda: NamedReader(name), make)
+    named = next(tool for tool in tools if tool["function"]["name"] == name)
+    return ToolUse(tools, lambda: NamedReader(name), MakeGrammar(lambda: _grammar(_parameters(named)), named))
 
 
 def _tools(tools: Json) -> list[dict[str, Json]]:
@@ -105,13 +106,19 @@ def _choice(choice: Json, tools: Sequence[dict[str, Json]]) -> str:
     return str(choice)
 
 
+def _grammar(schema: dict[str, Json]) -> str:
+    """Arguments are none but those that are named."""
+    return json_grammar(closed(schema), "tools")
+
+
 def _parameters(tool: dict[str, Json]) -> dict[str, Json]:
-    parameters = tool["function"].get("parameters")
-    return parameters if parameters else {"type": "object", "properties": {}}
+    return tool["function"].get("parameters") or {"type": "object", "properties": {}}
 
 
 def _calls_schema(tools: Sequence[dict[str, Json]], *, several: bool) -> dict[str, Json]:
-    """A list of calls. Definitions move from each tool's schema to the root, which their references start from."""
+    """A list of calls. Definitions move from each tool's schema to the root, which their references start from.
+
+    Raises `InvalidRequest` for two of one name."""
     shared: dict[str, dict[str, Json]] = {"$defs": {}, "definitions": {}}
     calls = []
     for tool in tools:
