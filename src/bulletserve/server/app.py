@@ -61,7 +61,7 @@ def create_app(
         call_reader=None if settings.tool_call_parser is None else FORMATS[settings.tool_call_parser],
     )
     endpoints = _Endpoints(open_requests, prompts, settings)
-    texts = TextEndpoints(ids, codec, open_requests, settings)
+    texts = TextEndpoints(ids, prompts, codec, open_requests, settings)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -59,8 +59,8 @@ class PromptIds:
         add_special_tokens: bool,
         limit: int | None,
         kept: int | None = None,
-    ) -> list[list[int]]:
-        """The ids of texts, perhaps only the last `kept` of each where that is given; ids stay as they are.
+    ) -> list[tuple[int, ...]]:
+        """The ids of texts; ids stay as they are. `kept`: only so many of the last of each.
 
         A text that must have more than `limit` tokens (None: no matter) is a `ContextTooLong`, told without tokenising.
         """
@@ -68,13 +68,14 @@ class PromptIds:
             if isinstance(one, str):
                 self._check(one, "prompt", limit)
 
-        def encode_all() -> list[list[int]]:
+        def encode_all() -> list[tuple[int, ...]]:
             encode = self._codec.encode if kept is None else partial(self._codec.encode_end, tokens=kept)
-            return [
+            several = (
                 encode(one, add_special_tokens=add_special_tokens) if isinstance(one, str) else one for one in prompts
-            ]
+            )
+            return [_packed(ids, kept) for ids in several]
 
-        return await self.run(encode_all, sum(len(one) for one in prompts if isinstance(one, str)))
+        return await self.run(encode_all, sum(map(len, prompts)))
 
     async def of_chat(
         self,
@@ -83,17 +84,18 @@ class PromptIds:
         limit: int | None,
         kept: int | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
-    ) -> list[int]:
-        """The ids of a chat, perhaps only the last `kept`.
+    ) -> tuple[int, ...]:
+        """The ids of a chat, or the last `kept` of them.
 
         Raises `InvalidRequest` or, as `of_prompts` does, `ContextTooLong`.
         """
         messages, style = message_list(chat.messages), self._style(chat)
 
-        def encode() -> list[int]:
+        def encode() -> tuple[int, ...]:
             text = self._codec.render_chat(messages, style, tools)
             self._check(text, "messages", limit)
-            return self._codec.encode_rendered(text, add_special_tokens=chat.add_special_tokens is True, tokens=kept)
+            ids = self._codec.encode_rendered(text, add_special_tokens=chat.add_special_tokens is True, tokens=kept)
+            return _packed(ids, kept)
 
         characters = _characters(messages) + _characters(chat.chat_template_kwargs) + _characters(list(tools))
         return await self.run(encode, characters if style.template is None else _LONG_CHARACTERS + 1)
@@ -124,6 +126,12 @@ class PromptIds:
     async def grammar(self, make: MakeGrammar) -> str:
         """A grammar, made and checked by a worker, always: what it costs does not show in its length alone."""
         return await self._grammars.run(make, make.size)
+
+
+def _packed(ids: Sequence[int], kept: int | None) -> tuple[int, ...]:
+    """All of them or the last `kept`, as what the garbage collector does not go through: a prompt is held as long as
+    its request is open."""
+    return tuple(ids if kept is None else ids[-kept:])
 
 
 def _characters(value: Json) -> int:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from bulletserve.core.errors import InvalidRequest
 from bulletserve.grammar.closed_objects import closed
 from bulletserve.grammar.texts import json_grammar
-from bulletserve.server.protocol import ChatBody
+from bulletserve.server.protocol import ChatFields
 from bulletserve.server.structured import MakeGrammar
 from bulletserve.server.tool_calls import CallReader, ListReader, MakeReader, NamedReader
 
@@ -32,7 +32,7 @@ class ToolUse:
     make_grammar: MakeGrammar | None = None
 
 
-def tool_use(body: ChatBody, auto: MakeReader | None) -> ToolUse:
+def tool_use(body: ChatFields, auto: MakeReader | None) -> ToolUse:
     """What a request says about tools. `auto`: the reader of the model's own format, where the operator set one.
 
     Raises `InvalidRequest` for tools that are none, a choice that names none of them, or "auto" without a reader.
