@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -12,7 +13,7 @@ from bulletserve.core.errors import ConfigError
 from bulletserve.formats.description import Checkpoint
 from bulletserve.grammar.texts import json_grammar
 from tests.server.conftest import SETTINGS, Served
-from tests.server.small_model import small_checkpoint
+from tests.server.small_model import TEMPLATE, small_checkpoint
 from tests.server.sse import events
 
 SHOWING = (
@@ -241,6 +242,53 @@ def test_auto_needs_a_parser(served: Served) -> None:
     served.say("[]")
     assert served.chat(tools=[LOOK], tool_choice="none").status_code == 200
     assert served.chat(tools=[LOOK], tool_choice="required").status_code == 200
+
+
+@pytest.fixture
+def blind(checkpoint: Checkpoint) -> Iterator[Served]:
+    """A model whose template does not show tools."""
+    served = Served(checkpoint, replace(SETTINGS, tool_call_parser="hermes", request_templates=True))
+    yield served
+    served.close()
+
+
+def test_tools_that_the_template_does_not_show(blind: Served, caplog: pytest.LogCaptureFixture) -> None:
+    blind.say("[]")
+    for body in ({}, {"tool_choice": "auto"}):
+        error = refused(blind, tools=[LOOK], **body)
+        assert error["param"] == "tool_choice" and "--chat-template" in error["message"]
+    assert not caplog.records
+    for choice in ("none", "required", {"type": "function", "function": {"name": "look"}}):
+        assert blind.chat(tools=[LOOK], tool_choice=choice).status_code == 200
+    assert caplog.text.count("does not show the model tools") == 1
+    assert blind.chat(tools=[LOOK], chat_template=SHOWING).status_code == 200
+    assert refused(blind, tools=[LOOK], chat_template="x")["param"] == "tool_choice"
+
+
+def test_calls_that_the_template_does_not_show(blind: Served, hermes: Served, caplog: pytest.LogCaptureFixture) -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": '{"x": 3}'}}
+    history = [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "b"},
+    ]
+    for served in (hermes, blind):
+        served.say("fine")
+        assert not caplog.records
+        for messages in ([], history[:1], history[1:], history):
+            body = {"messages": [{"role": "user", "content": "a"}, *messages]}
+            assert served.chat(**body, max_tokens=4).status_code == 200
+    assert caplog.text.count("does not show the model earlier tool calls") == len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("template", [None, TEMPLATE, SHOWING])
+def test_the_operator_is_told_at_the_start(
+    tmp_path: Path, template: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    for parser in (None, "hermes"):
+        settings = replace(SETTINGS, tool_call_parser=parser)
+        Served(small_checkpoint(tmp_path, template=template), settings).close()
+        told = "no chat template that shows the model tools" in caplog.text
+        assert told is (parser is not None and template != SHOWING)
 
 
 def test_an_unknown_parser_is_named() -> None:

@@ -3,6 +3,7 @@
 Knows nothing about processes or listening sockets (`serve` does). Every answer that is no success is an error object.
 """
 
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -37,6 +38,8 @@ from bulletserve.server.tool_calls import FORMATS
 from bulletserve.telemetry.metrics import CONTENT_TYPE
 from bulletserve.version import __version__
 
+_log = logging.getLogger(__name__)
+
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
@@ -51,6 +54,11 @@ def create_app(
 
     `defaults` are the checkpoint's sampling values for requests that set none; `watchers` are told of each request.
     """
+    if settings.tool_call_parser is not None and not codec.shows_tools:
+        _log.warning(
+            "--enable-auto-tool-choice: there is no chat template that shows the model tools, so tool_choice auto is "
+            "refused: give one that does with --chat-template FILE"
+        )
     ids = PromptIds(codec, request_templates=settings.request_templates)
     prompts = PromptMaker(
         codec,

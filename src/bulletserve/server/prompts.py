@@ -106,7 +106,7 @@ class PromptMaker:
         )
 
     async def _chat_ids(self, body: ChatFields, tools: ToolUse, *, limit: int | None) -> tuple[int, ...]:
-        return await self._ids.of_chat(body, limit=limit, kept=self._kept(body), tools=tools.listed)
+        return await self._ids.of_chat(body, tools, limit=limit, kept=self._kept(body))
 
     async def _grammar(self, make: MakeGrammar | None) -> str:
         return "" if make is None else await self._ids.grammar(make)

@@ -5,7 +5,7 @@ whatever the model; "auto" leaves the choice to it and needs a reader of its for
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from bulletserve.core.errors import InvalidRequest
@@ -25,11 +25,12 @@ _LONGEST_NAME = 64
 @dataclass(frozen=True, slots=True)
 class ToolUse:
     """`listed`: what the chat template shows. `make_reader`: finds calls in the answer's text, None where there can be
-    none. `make_grammar`: what the answer must fit."""
+    none. `make_grammar`: what the answer must fit. `by_itself`: the model calls them only if it has seen them."""
 
-    listed: Sequence[dict[str, Json]] = ()
+    listed: list[dict[str, Json]] = field(default_factory=list)
     make_reader: MakeReader | None = None
     make_grammar: MakeGrammar | None = None
+    by_itself: bool = False
 
 
 def tool_use(body: ChatFields, auto: MakeReader | None) -> ToolUse:
@@ -49,7 +50,7 @@ def tool_use(body: ChatFields, auto: MakeReader | None) -> ToolUse:
                 param="tool_choice",
             )
         most = None if body.parallel_tool_calls is not False else 1
-        return ToolUse(tools, lambda: CallReader(auto(), most))
+        return ToolUse(tools, lambda: CallReader(auto(), most), by_itself=True)
     if choice == "required":
         several = body.parallel_tool_calls is not False
         make = MakeGrammar(lambda: _grammar(_calls_schema(tools, several=several)), tools)
