@@ -11,7 +11,7 @@ import pytest
 
 from bulletserve.core.errors import ConfigError
 from bulletserve.formats.description import Checkpoint
-from bulletserve.grammar.texts import json_grammar
+from bulletserve.grammar.texts import ANY_OBJECT, json_grammar
 from tests.server.conftest import SETTINGS, Served
 from tests.server.small_model import TEMPLATE, small_checkpoint
 from tests.server.sse import events
@@ -30,6 +30,7 @@ LOOK = {
         "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}},
     },
 }
+NAMED = {"type": "function", "function": {"name": "look"}}
 BARE = {"type": "function", "function": {"name": "look"}}
 CALL = '<tool_call>\n{"name": "look", "arguments": {"x": 7}}\n</tool_call>'
 
@@ -211,6 +212,64 @@ def test_a_broken_call_of_the_models_can_be_sent_back(hermes: Served) -> None:
     assert hermes.chat(messages=[message], tools=[LOOK]).status_code == 200
 
 
+AS_JSON = {"response_format": {"type": "json_object"}}
+
+
+@pytest.mark.parametrize(
+    ("said", "content", "calls"),
+    [
+        ('{"a": 1}', '{"a": 1}', 0),
+        ('{"a": "<tool_call>{}</tool_call>"}', '{"a": "<tool_call>{}</tool_call>"}', 0),
+        ("<tool_c", "<tool_c", 0),
+        ("", "", 0),
+        (CALL, "", 1),
+        (f"{CALL}\n{CALL}", "", 2),
+    ],
+)
+def test_a_format_beside_tools_is_for_answers_that_call_none(
+    hermes: Served, said: str, content: str, calls: int
+) -> None:
+    hermes.say(said)
+    end = "tool_calls" if calls else "stop"
+    assert both_ways(hermes, tools=[BARE], **AS_JSON) == (content, [("look", '{"x": 7}')] * calls, end)
+    assert "@marked" in hermes.engine.arrived[-1].grammar
+
+
+def test_nothing_of_a_call_beside_a_format_is_content(hermes: Served) -> None:
+    hermes.say(CALL)
+    for most in range(len("<tool_call>"), 40):
+        content, calls, end = both_ways(hermes, tools=[LOOK], max_tokens=most, **AS_JSON)
+        assert (content, end) == ("", "length")
+        assert len(calls) <= 1
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_the_grammar_beside_a_format_is_that_of_the_model(hermes: Served, parallel: bool) -> None:
+    hermes.say("{}")
+    assert hermes.chat(tools=[LOOK], parallel_tool_calls=parallel, **AS_JSON).status_code == 200
+    grammar = hermes.engine.arrived[-1].grammar
+    assert '"arguments"' in grammar and "<tool_call>" in grammar and '"additionalProperties": false' in grammar
+    assert ("one)*" in grammar) is parallel
+
+
+def test_choices_that_leave_nothing_open_decide_what_the_format_is_for(hermes: Served) -> None:
+    hermes.say("[]")
+    for choice, grammar in (("none", json_grammar(ANY_OBJECT, "x")), ("required", None), (NAMED, None)):
+        alone = hermes.chat(tools=[LOOK], tool_choice=choice)
+        wanted = grammar or hermes.engine.arrived[-1].grammar
+        assert alone.status_code == hermes.chat(tools=[LOOK], tool_choice=choice, **AS_JSON).status_code == 200
+        assert hermes.engine.arrived[-1].grammar == wanted
+
+
+def test_where_a_call_may_look_as_an_answer_does(tmp_path: Path) -> None:
+    served = Served(small_checkpoint(tmp_path, template=SHOWING), replace(SETTINGS, tool_call_parser="llama3_json"))
+    try:
+        error = refused(served, tools=[LOOK], **AS_JSON)
+        assert error["param"] == "tool_choice" and '"required"' in error["message"]
+    finally:
+        served.close()
+
+
 def refused(served: Served, **body: Any) -> dict[str, Any]:
     answer = served.chat(**body)
     assert answer.status_code == 400, answer.text
@@ -229,8 +288,6 @@ def test_what_is_no_tool_is_refused(hermes: Served) -> None:
     assert refused(hermes, tool_choice="required")["param"] == "tool_choice"
     odd = tool(name="a", parameters={"type": "strange"})
     assert refused(hermes, tools=[odd], tool_choice="required")["param"] == "tools"
-    both = {"response_format": {"type": "json_object"}, "tools": [LOOK]}
-    assert "exclude each other" in refused(hermes, **both)["message"]
     for call in (3, {}, {"function": {"name": 3}}):
         message = {"role": "assistant", "content": None, "tool_calls": [call]}
         assert refused(hermes, messages=[message])["param"] == "messages"

@@ -21,6 +21,7 @@ from bulletserve.formats.description import GenerationDefaults
 from bulletserve.server import openapi
 from bulletserve.server.answering import Answering
 from bulletserve.server.answers import AnswerHead
+from bulletserve.server.call_formats import FORMATS
 from bulletserve.server.calls import Prompt
 from bulletserve.server.doorway import Doorway
 from bulletserve.server.http_errors import HttpError, error_response, on_error, plain_error
@@ -34,7 +35,6 @@ from bulletserve.server.settings import ServerSettings, served_name
 from bulletserve.server.slo_fields import slo_classes
 from bulletserve.server.text_codec import TextCodec
 from bulletserve.server.text_endpoints import DetokenizeBody, TextEndpoints, TokenizeBody
-from bulletserve.server.tool_calls import FORMATS
 from bulletserve.telemetry.metrics import CONTENT_TYPE
 from bulletserve.version import __version__
 
@@ -66,7 +66,7 @@ def create_app(
         ids,
         defaults=defaults,
         classes=slo_classes(settings.slo, settings.slo_classes),
-        call_reader=None if settings.tool_call_parser is None else FORMATS[settings.tool_call_parser],
+        call_format=None if settings.tool_call_parser is None else FORMATS[settings.tool_call_parser],
     )
     endpoints = _Endpoints(open_requests, prompts, settings)
     texts = TextEndpoints(ids, prompts, codec, open_requests, settings)

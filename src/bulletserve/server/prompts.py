@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from bulletserve.core.errors import InvalidRequest
 from bulletserve.core.request import SamplingParams
 from bulletserve.core.resolve import ModelLimits, check_ids, resolve_request
 from bulletserve.core.slo import Slo
 from bulletserve.formats.description import GenerationDefaults
 from bulletserve.server.answer_extras import AnswerExtras, Echo, echo_of
+from bulletserve.server.call_formats import CallFormat
 from bulletserve.server.calls import Prompt
 from bulletserve.server.inputs import prompt_count, prompt_list
 from bulletserve.server.open_requests import OpenRequests
@@ -23,7 +23,6 @@ from bulletserve.server.slo_fields import request_slo
 from bulletserve.server.structured import MakeGrammar, wanted_grammar
 from bulletserve.server.text_codec import TextCodec
 from bulletserve.server.token_log import TokenLog, TokenNames
-from bulletserve.server.tool_calls import MakeReader
 from bulletserve.server.tools import ToolUse, tool_use
 
 _PROMPT_CHARACTERS = 100
@@ -32,7 +31,7 @@ _PROMPT_CHARACTERS = 100
 
 class PromptMaker:
     """Makes prompts for one model. `defaults` are the checkpoint's sampling values, `classes` the targets that
-    requests may have, by name; `call_reader` finds the tool calls that the model makes by itself."""
+    requests may have, by name; `call_format` is that in which the model calls tools by itself."""
 
     def __init__(
         self,
@@ -42,14 +41,14 @@ class PromptMaker:
         *,
         defaults: GenerationDefaults,
         classes: Mapping[str, Slo],
-        call_reader: MakeReader | None = None,
+        call_format: CallFormat | None = None,
     ) -> None:
         self._codec = codec
         self._ids = ids
         self._open_requests = open_requests
         self._defaults = defaults
         self._classes = classes
-        self._call_reader = call_reader
+        self._call_format = call_format
 
     async def completion(self, body: CompletionBody) -> list[Prompt]:
         """The prompts of a completion. Raises `RequestError`; then none of them may run."""
@@ -74,13 +73,10 @@ class PromptMaker:
     async def chat(self, body: ChatBody) -> list[Prompt]:
         """The prompt of a chat. Raises `RequestError`."""
         params = sampling_params(body, self._defaults)
-        tools = tool_use(body, self._call_reader)
-        make_grammar = wanted_grammar(body)
-        if make_grammar is not None and tools.make_reader is not None:
-            raise InvalidRequest("a format for the answer and tools exclude each other: set tool_choice to none")
+        tools = self._tools(body)
         self._open_requests.check_room(body.choices + self._ids.at_work)
         arrival_s = time.monotonic()
-        grammar = await self._grammar(make_grammar or tools.make_grammar)
+        grammar = await self._grammar(tools.make_grammar)
         ids = await self._chat_ids(body, tools, limit=self._limit(body))
 
         def make() -> list[Prompt]:
@@ -94,9 +90,12 @@ class PromptMaker:
         """The prompt of a request with this body, of `text` or, where that is None, of its messages; however long.
         Raises `RequestError`."""
         if text is None:
-            return await self._chat_ids(body, tool_use(body, self._call_reader), limit=None)
+            return await self._chat_ids(body, self._tools(body), limit=None)
         (ids,) = await self._text_ids([text], body, limit=None)
         return ids
+
+    def _tools(self, body: ChatFields) -> ToolUse:
+        return tool_use(body, self._call_format, wanted_grammar(body))
 
     async def _text_ids(
         self, prompts: Sequence[str | list[int]], body: CommonBody, *, limit: int | None

@@ -1,12 +1,12 @@
 """Finds the tool calls in an answer's text as it grows.
 
-Knows nothing about HTTP. Models write calls in a format of their own (`FORMATS`); answers kept by a grammar are a list
-of calls, or one call's arguments. Text that only may become a call is held back until that is certain; of a call the
-name comes first, then its arguments piece by piece.
+Knows nothing about HTTP. Models write calls in a format of their own (`call_formats`); answers kept by a grammar are a
+list of calls, or one call's arguments. Text that only may become a call is held back until that is certain; of a call
+the name comes first, then its arguments piece by piece.
 """
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -259,11 +259,3 @@ class CallReader:
         if self._most is None:
             return parts
         return [part for part in parts if isinstance(part, str) or part.call < self._most]
-
-
-FORMATS: Mapping[str, MakeReader] = {
-    "hermes": MarkedReader,
-    "qwen": MarkedReader,
-    "llama3_json": JsonReader,
-}
-"""Names of `--tool-call-parser`."""
