@@ -6,14 +6,17 @@ Everything goes through public doors: `bullet serve`, the official `openai` clie
 import asyncio
 import contextlib
 import itertools
+import json
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from openai import AsyncOpenAI
 
+from bulletserve.comparison.other_programs import TOO_MUCH
 from bulletserve.workload.prompt_list import ChatPrompt, read_prompt_list
 
 BULLET = str(Path(sys.executable).parent / "bullet")
@@ -70,19 +73,37 @@ async def ask_all(base_url: str) -> None:
             print(await answer, flush=True)
 
 
+def conclusion(metrics: Mapping[str, float]) -> str:
+    """What the comparison's table says, by its own figures; of a busy machine's that they say nothing."""
+    if any(share > TOO_MUCH for key, share in metrics.items() if key.endswith("_others_x")):
+        return "Other programs took part of this machine, so its figures say little: try again when it is idle."
+
+    def times(figure: str) -> str:
+        split, sliced = (
+            next(value for key, value in metrics.items() if f"_{policy}_at_" in key and key.endswith(f"_{figure}"))
+            for policy in ("static_split", "time_sliced")
+        )
+        return f"{split / sliced:.2f} times"
+
+    return (
+        "Side by side (static_split), over prompts first (time_sliced): running answers paused for\n"
+        f"{times('longest_gap_ms')} as long (longest gap), {times('tok_s')} as much was written in all (tokens/s),\n"
+        f"the first words took {times('ttft_p50_ms')} as long (TTFT p50). What is worth which price is what `bullet`\n"
+        "decides anew at every step, by forecasts that it measured in passing: `bullet calibrate` on an idle\n"
+        "machine makes better ones."
+    )
+
+
 def main() -> None:
     """Serve, ask, compare."""
     print("== 1. A server with a real model, and twelve clients that stream at once\n")
     with server() as base_url:
         asyncio.run(ask_all(base_url))
     print("\n== 2. The same requests under each policy, over the same weights and kernels\n", flush=True)
-    subprocess.run([BULLET, "compare", "--prompts", str(PROMPTS)], check=True)
-    print(
-        "\nSide by side, running answers hardly notice new prompts (longest gap) and an idle machine does more in all\n"
-        "(tokens/s; other programs that run now take that away). The price is the wait for the first words (TTFT): a\n"
-        "prompt is read on half of the machine. When that is worth it is what `bullet` decides anew at every step, by\n"
-        "forecasts that it measured in passing: `bullet calibrate` on an idle machine makes better ones."
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        figures = Path(folder) / "figures.json"
+        subprocess.run([BULLET, "compare", "--prompts", str(PROMPTS), "--json", str(figures)], check=True)
+        print(f"\n{conclusion(json.loads(figures.read_text())['metrics'])}")
     print(f"\n== 3. To keep a server running\n\n  {BULLET} serve\n")
 
 

@@ -61,7 +61,7 @@ def test_case_20_too_many_are_refused_at_once_and_whole(server: ModelServer) -> 
         next(lines)
         assert server.complete([[5]] * 5000, status=400, max_tokens=1)["error"]["param"] == "prompt"
         assert server.complete("hello", status=400, n=512)["error"]["param"] == "n"
-        assert server.complete(["hello"] * 30, status=400, n=2)["error"]["param"] == "prompt"
+        assert server.complete(["hello"] * 30, status=400, n=2)["error"]["param"] == "n"
         assert [line for line in lines if line][-1] == "data: [DONE]"
     assert server.complete(["hello"] * 20, n=2, max_tokens=1, ignore_eos=True)["usage"]["completion_tokens"] == 40
 

@@ -7,7 +7,7 @@ import pytest
 
 from bulletserve.client.outcome import Outcome
 from bulletserve.client.replay import Run
-from bulletserve.client.report import find_goodput, judge, metrics, remarks
+from bulletserve.client.report import client_table, find_goodput, judge, latency_table, metrics, remarks
 from bulletserve.core.slo import Slo
 from bulletserve.telemetry.client_lag import client_lag
 from bulletserve.telemetry.goodput import Estimate
@@ -55,6 +55,16 @@ def test_what_an_interruption_ended_is_not_scored() -> None:
     nothing = judge(run([], left_out=5), SLO, 5)
     assert math.isnan(nothing.attainment)
     assert any("3 of 5" in text for text in remarks([result], 0.01))
+
+
+@pytest.mark.parametrize("sent", [0, 1])
+def test_what_is_not_known_is_a_dash(sent: int) -> None:
+    lag = client_lag(math.inf, [0.0] * sent, [0.0] * sent, [], math.nan)
+    result = judge(Run(math.inf, 100.0, [outcome(0)] * sent, lag, 1 - sent), SLO, 1)
+    for table in (latency_table([result]), client_table([result])):
+        shown = [str(cell) for column in table.columns[1:] for cell in column.cells]
+        assert "-" in shown or sent, shown
+        assert not any("nan" in cell or "inf" in cell for cell in shown), shown
 
 
 def at(rate: float, late: int) -> Run:

@@ -134,9 +134,10 @@ def test_the_packaged_model_briefly_with_a_report(
         (["--from", "x.samples.json", "--dtype", "float32"], "measures nothing: leave --dtype out"),
         (["--from", "x.samples.json", "--max-num-seqs", "8", "--seed", "1"], "leave --max-num-seqs, --seed out"),
         (["--from", "x.samples.json", "--no-enable-prefix-caching"], "leave --no-enable-prefix-caching out"),
-        (["--from", "absent.samples.json"], "absent.samples.json"),
+        (["--from", "absent.samples.json"], "--from absent.samples.json: there is no such file"),
+        (["--from", "absent"], "--from absent: there is no such file"),
         (["--time-limit", "0"], "--time-limit must be a number of seconds above 0"),
-        (["--from", "absent.json", "--report", "r"], "cannot read a calibration from absent.json"),
+        (["--from", "absent.json", "--report", "r"], "--from absent.json: there is no such file"),
         (["--out", "nowhere/x.json"], "there is no folder nowhere"),
         (["--out", "x.samples.json"], "is for samples: name the calibration otherwise"),
         (["--from", "a.samples.json", "--out", "a.samples.json"], "is for samples: name the calibration otherwise"),
@@ -154,7 +155,9 @@ def test_bad_input_is_one_line_before_anything_is_measured(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("a_file").touch()
+    files = {"a_file", "x.json", "x.samples.json", "a.samples.json"}
+    for name in files:
+        Path(name).touch()
 
     def measured(*_: object) -> None:
         raise AssertionError("something was measured")
@@ -163,7 +166,7 @@ def test_bad_input_is_one_line_before_anything_is_measured(
     assert cli.main(["calibrate", *words]) == 1
     said = capsys.readouterr()
     assert message in said.err and said.err.startswith("bullet: ") and said.err.count("\n") == 1
-    assert {path.name for path in tmp_path.iterdir()} == {"a_file"}
+    assert {path.name for path in tmp_path.iterdir()} == files
 
 
 @pytest.mark.parametrize(("flags", "seats"), [([], 280), (["--max-num-seqs", "64"], 64)])

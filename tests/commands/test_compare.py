@@ -7,6 +7,7 @@ import pytest
 
 from bulletserve import cli
 from bulletserve.commands import compare
+from bulletserve.commands.compare_tables import MEDIANS
 from bulletserve.comparison import arm_run, measuring
 from bulletserve.comparison.folder_lock import held
 from bulletserve.comparison.other_programs import OtherPrograms
@@ -42,6 +43,7 @@ def test_plain_use_prints_one_table_with_ratios(tiny: list[object], capsys: pyte
     said = capsys.readouterr().out
     assert said.count("┏") == 1 and "4 requests, median of 2 rounds" in said and "no targets" in said
     rows = {line.split("│")[1].strip(): line.split("│")[2:-1] for line in said.splitlines() if line.startswith("│")}
+    assert said.count(MEDIANS) == 1
     assert rows["tokens/s"][0].split()[-1] == "1.00x"
     assert [cell.strip() for cell in rows["same answers"]] == ["100%", "100%"]
     assert "energy" not in rows and "met" not in rows and rows["both lanes busy"][0].strip() == "0% of the time"

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.metadata
+import re
 import shutil
 import subprocess
 import sys
@@ -119,6 +120,19 @@ def test_a_report_of_this_very_machine(capsys: pytest.CaptureFixture[str]) -> No
     text = capsys.readouterr().out
     assert "torch" in text
     assert "triton" in text
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_no_path_is_cut(terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    place = "/a/very/long/folder" * 8
+    monkeypatch.setattr(sys, "executable", place)
+    monkeypatch.setenv("COLUMNS", "80")
+    if terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+    assert doctor.run(argparse.Namespace()) == 0
+    text = capsys.readouterr().out
+    assert "\u2026" not in text
+    assert place in (re.sub(r"[\s\u2502]|\x1b\[[0-9;]*m", "", text) if terminal else text)
 
 
 def test_a_machine_on_which_all_is_well(machine: Machine, tmp_path: Path) -> None:

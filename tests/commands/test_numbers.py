@@ -83,3 +83,25 @@ def test_where_a_config_has_the_bounds_it_keeps_them(field: str) -> None:
     for value in (any_whole.most + 1, any_whole.least, -1):
         with pytest.raises(ConfigError, match=f"--{field.replace('_', '-')} must be a whole number from"):
             EngineConfig(**{field: value})
+
+
+def test_every_option_is_told_with_its_default() -> None:
+    for name, action in actions():
+        said = action.help or ""
+        if said == argparse.SUPPRESS:
+            continue
+        assert said, f"{name} {action.option_strings} has no help"
+        if action.nargs == 0 or action.default in (None, "", [], {}, argparse.SUPPRESS):
+            continue
+        said %= vars(action)
+        several = isinstance(action.default, list | tuple)
+        for value in action.default if several else [action.default]:
+            shown = f"{value:g}" if isinstance(value, float) else str(value)
+            assert re.search(rf"(?<![\w.]){re.escape(shown)}(?![\w.])", said), f"{name} {action.option_strings}: {said}"
+
+
+def test_wherever_a_policy_is_named_its_options_can_be_found() -> None:
+    named = {name: action.help for name, action in actions() if action.dest in ("policy", "policies")}
+    assert {"serve", "generate", "compare", "simulate", "replay"} <= named.keys()
+    for name, said in named.items():
+        assert said and "docs/policies.md" in said, name

@@ -45,6 +45,7 @@ def test_policies_at_rates_become_tables_a_document_pictures_and_a_trace(
     shown = capsys.readouterr().out
     assert "truth: each constant within 10%" in shown and "chunked_prefill:budget=512" in shown
     found = json.loads(document.read_text())
+    assert f"drawn: {report / 'latency.png'} and latency.svg" in shown
     assert found["name"] == "simulate_azure-conv" and found["hardware"]["simulated"] == "NVIDIA H200"
     assert "prefill x" in found["truth"] and found["targets"]["ttft_s"] == 0.3
     assert {"command", "versions", "commit", "date"} <= found.keys()

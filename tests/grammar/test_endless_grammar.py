@@ -15,7 +15,7 @@ from bulletserve.grammar.vocabulary import vocabulary
 from bulletserve.server.text_codec import TextCodec
 from tests.server.small_model import SHAPE, small_checkpoint
 
-module.LIMIT_S = 3.0
+module.LIGHT_LIMIT_S = 3.0
 codec = TextCodec.from_checkpoint(small_checkpoint(Path(sys.argv[1])))
 tokenizer, answers = codec.tokenizer, SimpleQueue()
 

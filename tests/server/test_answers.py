@@ -66,6 +66,31 @@ def test_the_end_rides_on_the_last_token(served: Served) -> None:
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
 
 
+@pytest.mark.parametrize("per_step", [1, 2])
+def test_every_choices_end_rides_on_its_last_token(served: Served, per_step: int) -> None:
+    served.say("hello world")
+    served.engine.per_step = per_step
+    for body in ({"n": 3}, {"prompt": ["a", "b"], "n": 2}):
+        chunks = events(served.post(stream=True, max_tokens=5, **body))
+        choices = len(ends(chunks))
+        for choice in range(choices):
+            assert texts(chunks, choice) == ["hello", " w", "or", "l", "d"]
+        assert sorted(ends(chunks)) == [(choice, "length", None) for choice in range(choices)]
+
+
+def test_an_echo_has_the_control_tokens_of_the_prompt(served: Served) -> None:
+    prompt = "<|open|>user\nhello<|close|>"
+    ids = served.codec.encode(prompt)
+    served.say("x")
+    for sent in (prompt, ids):
+        choice = served.post(prompt=sent, echo=True, max_tokens=1, logprobs=0).json()["choices"][0]
+        assert choice["text"] == f"{prompt}x"
+        told = choice["logprobs"]
+        assert len(told["tokens"]) == len(ids) + 1 and told["tokens"][0] == "<|open|>"
+        for token, offset in zip(told["tokens"], told["text_offset"], strict=True):
+            assert choice["text"].startswith(token, offset)
+
+
 def test_an_answer_without_text_still_has_a_role_and_an_end(served: Served) -> None:
     served.say("")
     chunks = events(served.chat(stream=True))
@@ -223,6 +248,13 @@ def test_parts_of_a_message_are_one_text(served: Served) -> None:
     assert served.chat(messages=[{"role": "user", "content": "hel\nlo"}]).status_code == 200
     first, second = served.engine.arrived
     assert first.prompt_ids == second.prompt_ids
+
+
+def test_a_refusal_that_comes_back_is_text(served: Served) -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "refusal", "refusal": "b"}]
+    assert served.chat(messages=[{"role": "assistant", "content": parts}], max_tokens=1).status_code == 200
+    ids = served.codec.encode_chat([{"role": "assistant", "content": "a\nb"}])
+    assert list(served.engine.arrived[0].prompt_ids) == ids
 
 
 def test_what_reaches_the_engine(served: Served) -> None:

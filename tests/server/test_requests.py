@@ -106,6 +106,8 @@ def test_a_hopeless_text_is_not_tokenised(served: Served, monkeypatch: pytest.Mo
         [{"role": "user", "content": ["x"]}],
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
         [{"role": "user", "content": "ok"}, {"role": "user", "content": None}],
+        [{"role": "user", "content": [{"type": "refusal", "refusal": "x"}]}],
+        [{"role": "assistant", "content": [{"type": "refusal", "text": "x"}]}],
         [{"role": "narrator", "content": "x"}],
     ],
 )
@@ -154,6 +156,20 @@ def test_values_out_of_range_or_type(served: Served, name: str, value: object) -
     assert error_of(response, 400)["param"] == name
 
 
+def test_too_long_lists_are_told_their_limit(served: Served) -> None:
+    for name, value, most in (("stop", ["a"] * 17, 16), ("stop_token_ids", [1] * 1025, 1024)):
+        error = error_of(served.post(**{name: value}), 400)
+        assert error["param"] == name and f"at most {most}" in error["message"]
+
+
+def test_more_answers_than_may_wait_are_laid_to_n(served: Served) -> None:
+    for prompt in ("hello", ["a", "b"]):
+        error = error_of(served.post(prompt=prompt, n=9), 400)
+        assert error["param"] == "n" and "n=9" in error["message"]
+    error = error_of(served.chat(n=9), 400)
+    assert error["param"] == "n"
+
+
 @pytest.mark.parametrize(
     ("name", "values"),
     [
@@ -181,7 +197,9 @@ def test_sampling_fields_out_of_range_or_type(served: Served, name: str, values:
 
 def test_chat_alternatives_need_logprobs(served: Served) -> None:
     assert error_of(served.chat(top_logprobs=3), 400)["param"] == "top_logprobs"
-    assert error_of(served.chat(logprobs=True, top_logprobs=21), 400)["param"] == "logprobs"
+    for several in (21, -1):
+        error = error_of(served.chat(logprobs=True, top_logprobs=several), 400)
+        assert error["param"] == "top_logprobs" and error["message"].startswith("top_logprobs must be")
     assert error_of(served.chat(logprobs=5), 400)["param"] == "logprobs"
 
 

@@ -33,7 +33,8 @@ def test_a_server_has_its_default_its_classes_and_best_effort() -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", [":ttft_ms=3", "chat:ttft=3", "chat:ttft_ms=x", "chat:ttft_ms=-1", "default:tpot_ms=1", "chat:tpot_ms"]
+    "spec",
+    [":ttft_ms=3", "chat:ttft=3", "chat:ttft_ms=x", "chat:ttft_ms=-1", "default:tpot_ms=1", "chat:tpot_ms", "chat"],
 )
 def test_a_class_that_cannot_be_is_told_at_start(spec: str) -> None:
     with pytest.raises(ConfigError, match="--slo-class"):

@@ -63,6 +63,14 @@ def test_the_model_is_shown_the_tools_and_earlier_calls(hermes: Served) -> None:
     assert "<|open|>assistant\n[look:3]<|close|>\n<|open|>tool\nb<|close|>" in prompt
 
 
+def test_half_of_a_surrogate_pair_that_only_the_template_shows(hermes: Served) -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": '{"x": "\\ud800"}'}}
+    answer = hermes.chat(messages=[{"role": "assistant", "content": None, "tool_calls": [call]}])
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert "half of a surrogate pair" in error["message"] and error["param"] == "messages"
+
+
 def test_a_call_in_one_document(hermes: Served) -> None:
     hermes.say(f"Well. {CALL}")
     choice = hermes.chat(tools=[LOOK]).json()["choices"][0]

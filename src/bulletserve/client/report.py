@@ -6,7 +6,7 @@ Knows nothing about how requests were sent. Every figure is defined in `telemetr
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import isinf
+from math import isfinite, isinf
 
 from rich.table import Table
 
@@ -96,12 +96,12 @@ def latency_table(results: Sequence[RateResult]) -> Table:
         s = one.summary
         table.add_row(
             f"{one.run.rate:g}",
-            f"{one.attainment:.1%}",
+            _known(one.attainment, ".1%"),
             _ms(s.ttft_p50_s, s.ttft_p90_s, s.ttft_p99_s),
             _ms(s.tpot_p50_s, s.tpot_p90_s, s.tpot_p99_s),
             _ms(s.itl_p50_s, s.itl_p99_s),
             _ms(s.longest_gap_s),
-            f"{s.tokens_per_s:.0f}",
+            _known(s.tokens_per_s, ".0f"),
         )
     return table
 
@@ -118,10 +118,10 @@ def client_table(results: Sequence[RateResult]) -> Table:
             f"{one.run.rate:g}",
             f"{kinds['ok']}/{one.total}",
             str(len(one.run.outcomes) - kinds["ok"]),
-            f"{lag.sent_rate:.2f}",
+            _known(lag.sent_rate, ".2f"),
             _ms(lag.late_p50_s, lag.late_p99_s, lag.late_max_s),
             _ms(lag.loop_p99_s, lag.loop_max_s),
-            f"{lag.processor_share:.0%}",
+            _known(lag.processor_share, ".0%"),
         )
     return table
 
@@ -182,4 +182,9 @@ def metrics(workload: str, results: Sequence[RateResult], goodput: Estimate | st
 
 
 def _ms(*seconds: float) -> str:
-    return "/".join("-" if value != value else f"{value * 1e3:.{0 if value >= 0.1 else 1}f}" for value in seconds)
+    return "/".join(_known(value * 1e3, f".{0 if value >= 0.1 else 1}f") for value in seconds)
+
+
+def _known(value: float, form: str) -> str:
+    """A number, if there is one."""
+    return format(value, form) if isfinite(value) else "-"

@@ -25,7 +25,7 @@ from bulletserve.client.report import (
 from bulletserve.client.server import base_url
 from bulletserve.commands.bench_options import add_arguments, api_key, check, slo_field, targets
 from bulletserve.commands.bench_requests import Asked, asked_for
-from bulletserve.commands.screen import wide_console
+from bulletserve.commands.screen import tell_drawn, wide_console
 from bulletserve.core.errors import ConfigError
 from bulletserve.core.slo import Slo
 from bulletserve.results import write_result
@@ -108,8 +108,7 @@ def _write(
         from bulletserve.bench_figures import draw_all  # brings matplotlib
 
         note = f"{asked.origin}; measured by bullet bench at the client; scored requests: {len(drawable[0].scored)}"
-        for path in draw_all(options.report, title, note, drawable, goodput):
-            console.print(f"drawn: {path}", markup=False, soft_wrap=True)
+        tell_drawn(console, draw_all(options.report, title, note, drawable, goodput))
 
 
 def _own_rate(asked: Asked) -> tuple[float, ...]:

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The server, what it is asked, how fast, and where results go."""
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="of the server (%(default)s)")
     parser.add_argument("--model", help="as the server calls it; the first that it lists by default")
-    parser.add_argument("--endpoint", choices=("completions", "chat"), default="completions")
+    parser.add_argument("--endpoint", choices=("completions", "chat"), default="completions", help="(%(default)s)")
     parser.add_argument("--api-key-env", metavar="NAME", help="the environment variable that holds the API key")
     parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="the file that holds the API key")
     parser.add_argument("--timeout-s", type=number, default=600.0, help="longest time of one answer (%(default)g)")
@@ -40,14 +40,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--requests", type=requests, metavar="N", help="the first N; of made-up ones and texts 200")
     group.add_argument("--prompts", choices=("ids", "text"), default="ids", help="token ids or words (%(default)s)")
     group.add_argument(
-        "--token-ids", type=_id_range, default=(LOW_ID, HIGH_ID), metavar="LOW-HIGH", help="(1000-32000)"
+        "--token-ids",
+        type=_id_range,
+        default=(LOW_ID, HIGH_ID),
+        metavar="LOW-HIGH",
+        help=f"drawn for prompts ({LOW_ID}-{HIGH_ID})",
     )
     group.add_argument(
         "--same-prompts", action="store_true", help="the same tokens in every run, so that a prefix cache knows them"
     )
     group.add_argument("--tokenizer", metavar="MODEL", help="counts the tokens of texts; estimated without")
     group.add_argument(
-        "--seed", type=seed, default=0, help="of lengths and gaps; a prompt's tokens are new in every run"
+        "--seed", type=seed, default=0, help="of lengths and gaps; a prompt's tokens are new in every run (%(default)s)"
     )
     group = parser.add_argument_group("arrivals")
     group.add_argument(

@@ -32,6 +32,7 @@ from bulletserve.calibrations import (
 from bulletserve.commands.numbers import number
 from bulletserve.commands.options import add_engine_arguments, engine_config, engine_flags_given
 from bulletserve.commands.outputs import check_outputs
+from bulletserve.commands.screen import tell_drawn
 from bulletserve.compose import build_engine
 from bulletserve.core.config import EngineConfig
 from bulletserve.core.errors import ConfigError, EngineError
@@ -169,6 +170,8 @@ def doubts(errors: dict[str, Errors]) -> list[str]:
 def _check(options: argparse.Namespace) -> None:
     """Raise `ConfigError` for what could only fail after minutes of measuring."""
     if options.source is not None:
+        if not options.source.is_file():
+            raise ConfigError(f"--from {options.source}: there is no such file")
         if options.report is None and not _is_samples(options.source):
             raise ConfigError(f"--from a calibration is for --report FOLDER; to fit again name its *{SAMPLES_SUFFIX}")
         out = options.out is not None and not _is_samples(options.source)
@@ -265,7 +268,6 @@ def _told_if_broken_off(console: Console, partial: Path, is_kept: Callable[[], b
 def _draw(console: Console, folder: Path, calibration: Calibration, measured: Measurements) -> None:
     from bulletserve.calibration_figures import draw_all  # brings matplotlib
 
-    for path in draw_all(calibration, measured, folder):
-        console.print(f"drawn: {path}", markup=False, soft_wrap=True)
+    tell_drawn(console, draw_all(calibration, measured, folder))
     if not any(sample.watts for sample in measured.fitted):
         console.print("no power line: this device has no counters of energy and clock")

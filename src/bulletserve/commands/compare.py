@@ -14,6 +14,7 @@ from bulletserve.calibration_run import gpu_uuid
 from bulletserve.commands.compare_requests import add_request_arguments, named_workload, requests_of
 from bulletserve.commands.compare_tables import (
     LEGEND,
+    MEDIANS,
     Column,
     Goodputs,
     busy_machine,
@@ -59,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--policies",
         nargs="+",
         default=DEFAULT_POLICIES.split(),
-        help="arms, as NAME or NAME:option=value,...; ratios are to the first",
+        help=f"arms, as NAME or NAME:option=value,... (docs/policies.md; {DEFAULT_POLICIES}); ratios are to the first",
     )
     add_request_arguments(parser)
     group = parser.add_argument_group("rates")
@@ -80,7 +81,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--goodput", action="store_true", help="find each arm's goodput to 2 %%, beginning at --around if it is named"
     )
     group.add_argument(
-        "--rounds", type=Whole(1, 1000), default=1, help="runs of every arm at every rate, in alternating order"
+        "--rounds",
+        type=Whole(1, 1000),
+        default=1,
+        help="runs of every arm at every rate, in alternating order (%(default)s)",
     )
     add_target_arguments(parser)
     group = parser.add_argument_group("results")
@@ -247,6 +251,8 @@ def _show(
                 console.print(figure_table(title, [Column(policy, runs, base) for policy, runs in whole.items()], slo))
         if with_ratios:
             console.print(f"Ratios are to {options.policies[0]}; more is better for tokens/s, less for all the times.")
+            if rounds > 1:
+                console.print(MEDIANS, soft_wrap=True)
         info = measuring.engine.info
         if info.dtype == "bfloat16":
             remedy = "; --dtype float32 shows none" if info.device.startswith("CPU") else ""

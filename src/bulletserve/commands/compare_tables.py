@@ -36,6 +36,8 @@ LEGEND = (
     "prefill/decode/mixed steps."
 )
 
+MEDIANS = "A ratio is the median of those within a round, which need not be the quotient of the medians shown."
+
 _MORE: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("mixed steps", "mixed_steps_x", lambda value: f"{value:.0%} of steps"),
     ("switches", "switches_per_s", lambda value: f"{value:.1f}/s"),

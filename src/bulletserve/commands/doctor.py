@@ -10,10 +10,10 @@ import sys
 from collections.abc import Iterator
 from importlib import import_module
 
-from rich.console import Console
 from rich.table import Table
 
 from bulletserve.commands.gpu_report import gpu_report, installed
+from bulletserve.commands.screen import unbroken_console
 from bulletserve.version import __version__
 
 PACKAGES = ("torch", "numpy", "tokenizers", "fastapi", "uvicorn", "msgspec", "pyzmq", "transformers", "openai")
@@ -27,8 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the report."""
     del options
-    console = Console()
-    table = Table("what", "here", title=f"bullet {__version__}", title_justify="left", show_lines=False)
+    console = unbroken_console()
+    table = Table("what", title=f"bullet {__version__}", title_justify="left", show_lines=False)
+    table.add_column("here", overflow="fold")
     for what, here in [*_machine(), *_cpu_path(), *_packages(), *_model(), *_calibration()]:
         table.add_row(what, here)
     console.print(table)

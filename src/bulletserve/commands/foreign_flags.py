@@ -30,8 +30,7 @@ _ALWAYS = {
 }
 
 _ONLY = {
-    "--tensor-parallel-size": ("1", "one engine is one device"),
-    "--tp-size": ("1", "one engine is one device"),
+    **dict.fromkeys(("--tensor-parallel-size", "--tp-size", "--tp", "-tp"), ("1", "one engine is one device")),
     "--max-logprobs": ("20", "requests may ask for the 20 likeliest tokens"),
     "--kv-cache-dtype": ("auto", "the cache has the weights' type"),
 }

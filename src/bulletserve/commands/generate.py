@@ -5,7 +5,7 @@ import sys
 import time
 
 from bulletserve.commands.numbers import any_whole, number
-from bulletserve.commands.options import add_engine_arguments, engine_config
+from bulletserve.commands.options import POLICY_HELP, add_engine_arguments, engine_config
 from bulletserve.core.errors import ConfigError
 from bulletserve.core.request import SamplingParams
 
@@ -13,18 +13,20 @@ from bulletserve.core.request import SamplingParams
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Engine flags, prompts and sampling."""
     add_engine_arguments(parser)
-    parser.add_argument("--policy", default="static_split")
+    parser.add_argument("--policy", default="static_split", help=f"{POLICY_HELP} (%(default)s)")
     parser.add_argument(
         "-p", "--prompt", action="append", metavar="TEXT", help="may be repeated; standard input if there is none"
     )
     parser.add_argument("--chat", action="store_true", help="each prompt is a user's message to the chat template")
-    parser.add_argument("--max-tokens", type=any_whole, default=128)
-    parser.add_argument("--temperature", type=number, default=0.0)
-    parser.add_argument("--top-p", type=number, default=1.0)
-    parser.add_argument("--top-k", type=any_whole, default=0)
-    parser.add_argument("--sampling-seed", type=any_whole, metavar="SEED")
-    parser.add_argument("--stop", action="append", default=[], metavar="TEXT")
-    parser.add_argument("--ignore-eos", action="store_true")
+    parser.add_argument("--max-tokens", type=any_whole, default=128, help="longest answer (%(default)s)")
+    parser.add_argument("--temperature", type=number, default=0.0, help="0: always the likeliest token (%(default)g)")
+    parser.add_argument(
+        "--top-p", type=number, default=1.0, help="draw from the likeliest that make up this share (%(default)g: all)"
+    )
+    parser.add_argument("--top-k", type=any_whole, default=0, help="draw from so many likeliest (%(default)s: all)")
+    parser.add_argument("--sampling-seed", type=any_whole, metavar="SEED", help="for the same draws again")
+    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="ends an answer; may be repeated")
+    parser.add_argument("--ignore-eos", action="store_true", help="go on to --max-tokens, whatever the model says")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -15,6 +15,10 @@ from bulletserve.core.config import (
     gpu_only,
 )
 
+POLICY_HELP = (
+    "time_sliced, chunked_prefill, static_split or bullet, as NAME or NAME:option=value,... (docs/policies.md)"
+)
+
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags that describe an engine."""
@@ -25,12 +29,16 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help="a .gguf file, a folder in Hugging Face layout, a hub name, or a config.json with --load-format dummy; "
         "the packaged SmolLM2-135M-Instruct by default",
     )
-    group.add_argument("--device", choices=DEVICES, default="auto")
+    group.add_argument("--device", choices=DEVICES, default="auto", help="auto: a GPU where there is one")
     group.add_argument("--dtype", choices=DTYPES, default="auto", help="auto: bfloat16 where it is fast")
-    group.add_argument("--load-format", choices=("auto", "dummy"), default="auto", help="dummy: random weights")
+    group.add_argument(
+        "--load-format", choices=("auto", "dummy"), default="auto", help="dummy: random weights (%(default)s)"
+    )
     group.add_argument("--max-model-len", type=any_whole, metavar="TOKENS", help="longest prompt plus output")
     group.add_argument("--max-num-seqs", type=any_whole, metavar="N", help="most requests running at once")
-    group.add_argument("--block-size", type=any_whole, default=16, metavar="TOKENS", help="tokens of a cache block")
+    group.add_argument(
+        "--block-size", type=any_whole, default=16, metavar="TOKENS", help="tokens of a cache block (%(default)s)"
+    )
     group.add_argument("--num-gpu-blocks-override", type=any_whole, metavar="N", help="cache blocks, on any device")
     group.add_argument(
         "--gpu-memory-utilization",
@@ -45,7 +53,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"advanced: the SMs of decode in each partition of a GPU, at most {MOST_DECODE_SHARES}; chosen by default",
     )
     group.add_argument("--no-enable-prefix-caching", action="store_true", help="do not reuse equal prefixes")
-    group.add_argument("--seed", type=any_whole, default=0, help="seed of dummy weights")
+    group.add_argument("--seed", type=any_whole, default=0, help="seed of dummy weights (%(default)s)")
 
 
 def engine_flags_given(options: argparse.Namespace) -> list[str]:

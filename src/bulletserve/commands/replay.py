@@ -17,7 +17,9 @@ from bulletserve.telemetry.record_format import Record
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The record, and what to decide it with."""
     parser.add_argument("file", type=Path, help="made by bullet serve --record or bullet simulate --record")
-    parser.add_argument("--policy", metavar="SPEC", help="decide with this policy; the recorded one by default")
+    parser.add_argument(
+        "--policy", metavar="SPEC", help="decide with this policy (docs/policies.md); the recorded one by default"
+    )
     parser.add_argument(
         "--show", type=Whole(0, 10**6), default=3, metavar="N", help="how many differences to show in full (3)"
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bulletserve.commands.foreign_flags import add_foreign_arguments
 from bulletserve.commands.numbers import number
-from bulletserve.commands.options import add_engine_arguments, engine_config
+from bulletserve.commands.options import POLICY_HELP, add_engine_arguments, engine_config
 from bulletserve.commands.outputs import check_outputs
 from bulletserve.commands.server_options import add_server_arguments, read_text, server_settings
 from bulletserve.commands.watched_engine import WatchedEngine
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Engine flags, server flags, policy and targets."""
     add_engine_arguments(parser)
     group = parser.add_argument_group("scheduling")
-    group.add_argument("--policy", default="static_split", help="time_sliced, chunked_prefill, static_split or bullet")
+    group.add_argument("--policy", default="static_split", help=f"{POLICY_HELP} (%(default)s)")
     group.add_argument("--ttft-slo-ms", type=number, help="target for the time to the first token")
     group.add_argument("--tpot-slo-ms", type=number, help="target for the mean time per token after the first")
     group.add_argument(

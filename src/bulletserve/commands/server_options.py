@@ -23,8 +23,8 @@ _DEFAULTS = ServerSettings(("model",))
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     """Address, names, limits, log."""
     group = parser.add_argument_group("server")
-    group.add_argument("--host", default=_DEFAULTS.host)
-    group.add_argument("--port", type=Whole(0, 65535), default=_DEFAULTS.port, help="0: any free port")
+    group.add_argument("--host", default=_DEFAULTS.host, help="address to listen on (%(default)s)")
+    group.add_argument("--port", type=Whole(0, 65535), default=_DEFAULTS.port, help="0: any free port (%(default)s)")
     group.add_argument("--root-path", default="", metavar="PATH", help="what a proxy puts before every path")
     group.add_argument("--served-model-name", nargs="+", metavar="NAME", help="the checkpoint's name by default")
     group.add_argument("--chat-template", type=Path, metavar="FILE", help="Jinja2 source instead of the model's own")
@@ -46,9 +46,11 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     _add_safety(parser.add_argument_group("who may ask, and how much"))
     group = parser.add_argument_group("log and traces")
     levels = ("debug", "info", "warning", "error")
-    group.add_argument("--log-level", choices=levels, default="info")
+    group.add_argument("--log-level", choices=levels, default="info", help="least that is told (%(default)s)")
     group.add_argument("--uvicorn-log-level", choices=levels, help="the HTTP library's: warning by default")
-    group.add_argument("--log-format", choices=("text", "json"), default="text", help="json: an object on each line")
+    group.add_argument(
+        "--log-format", choices=("text", "json"), default="text", help="json: an object on each line (%(default)s)"
+    )
     group.add_argument("--enable-log-requests", action="store_true", help="a line for each request, not only failures")
     group.add_argument(
         "--otlp-traces-endpoint", metavar="URL", help="send a span for each request there; needs bulletserve[otel]"
@@ -72,10 +74,14 @@ def _add_safety(group: argparse._ArgumentGroup) -> None:
         type=any_whole,
         default=_DEFAULTS.max_waiting,
         metavar="N",
-        help="requests that may wait (429 then)",
+        help="requests that may wait (%(default)s; 429 beyond)",
     )
     group.add_argument(
-        "--body-limit-mib", type=number, default=_DEFAULTS.body_limit_bytes / 2**20, metavar="MIB", help="(413 then)"
+        "--body-limit-mib",
+        type=number,
+        default=_DEFAULTS.body_limit_bytes / 2**20,
+        metavar="MIB",
+        help="largest body (%(default)g; 413 beyond)",
     )
     for flag, default, what in (
         ("--body-timeout", _DEFAULTS.body_timeout_s, "for a whole body (408 then)"),

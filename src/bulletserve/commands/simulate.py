@@ -12,7 +12,7 @@ from rich.table import Table
 
 from bulletserve.commands.numbers import any_whole, number, rates, requests, seed
 from bulletserve.commands.outputs import check_outputs
-from bulletserve.commands.screen import wide_console
+from bulletserve.commands.screen import tell_drawn, wide_console
 from bulletserve.commands.targets import add_target_arguments, named_targets
 from bulletserve.core.errors import ConfigError, RecordError
 from bulletserve.core.slo import Slo
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--policy",
         action="append",
         metavar="SPEC",
-        help="NAME or NAME:option=value,...; may be repeated, ratios are to the first (bullet)",
+        help="NAME or NAME:option=value,... (docs/policies.md); may be repeated, ratios are to the first (bullet)",
     )
     parser.add_argument("--rate", type=rates, metavar="R[,R...]", help="requests a second")
     parser.add_argument(
@@ -63,7 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="most by which each constant of the truth differs (0.1)",
     )
-    group.add_argument("--seed", type=seed, default=0, help="of the perturbation and, above 0, of new arrivals")
+    group.add_argument(
+        "--seed", type=seed, default=0, help="of the perturbation and, above 0, of new arrivals (%(default)s)"
+    )
     group.add_argument(
         "--cache-tokens",
         type=any_whole,
@@ -236,8 +238,7 @@ def _draw(
     from bulletserve.simulation_figures import draw_all  # brings matplotlib
 
     title = f"{workload.name}, targets {slo.describe()}"
-    for path in draw_all(folder, title, slo, runs, found, note):
-        console.print(f"drawn: {path}", markup=False, soft_wrap=True)
+    tell_drawn(console, draw_all(folder, title, slo, runs, found, note))
     path = folder / "trace.json"
     write_perfetto(path, [(f"{one.policy} at {one.rate:g} req/s", one.spans) for one in runs])
     console.print(f"written: {path} (open it at ui.perfetto.dev)", markup=False, soft_wrap=True)

@@ -60,7 +60,8 @@ class Masked:
     """What the next token of a request with a grammar may be: bit t of `mask` stands for token t.
 
     `mask`: little-endian 32-bit words. `over`: the grammar is complete, no token may follow. `error`: why it cannot be
-    followed, or not any further, for whoever wrote it; `ours`: the fault is not theirs.
+    followed, or not any further, for whoever wrote it; `ours`: the fault is not theirs; `retry_after_s`: nor ours, and
+    when it may be different.
     """
 
     request_id: int
@@ -68,6 +69,7 @@ class Masked:
     over: bool = False
     error: str = ""
     ours: bool = False
+    retry_after_s: float | None = None
 
 
 Event = Arrived | Aborted | Stop | CacheReset | StepDone | Masked

@@ -1,8 +1,8 @@
 """Threads that are given up when their work does not end.
 
 Knows nothing about the work. A thread cannot be stopped from outside: one whose work takes longer than the limit is
-left to itself, and another takes its place. Each that is left so keeps a core busy for good, so there is a most of
-them; then nothing more is taken on.
+left to itself, and another takes its place. Each that is left so keeps a core busy until its work ends after all, so
+there is a most of them; while there are so many, nothing more is taken on.
 """
 
 import logging
@@ -20,12 +20,13 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class _Order:
     work: Callable[[], None]
-    instead: Callable[[], None]
+    overdue: Callable[[], None]
+    refused: Callable[[], None]
 
 
 class Crew:
     """`threads` daemon threads, begun with the first order. Work may take `limit_s`; for what takes longer its
-    `instead` is called, on a thread of the crew's own. `work` and `instead` raise nothing."""
+    `overdue` is called, for what is not begun because too many are given up its `refused`. None of them raises."""
 
     def __init__(self, name: str, threads: int, limit_s: float) -> None:
         self._name, self._threads, self._limit_s = name, threads, limit_s
@@ -34,15 +35,20 @@ class Crew:
         self._closed = threading.Event()
         self._running: dict[threading.Thread, tuple[float, _Order]] = {}
         self._alive: set[threading.Thread] = set()
+        self._given_up: set[threading.Thread] = set()
         self._begun = False
-        self.given_up = 0
 
-    def submit(self, work: Callable[[], None], instead: Callable[[], None]) -> None:
+    @property
+    def given_up(self) -> int:
+        """Threads that are busy with work that nobody waits for any more."""
+        return len(self._given_up)
+
+    def submit(self, work: Callable[[], None], overdue: Callable[[], None], refused: Callable[[], None]) -> None:
         """Have `work` done as soon as a thread is free."""
         if self.given_up >= MOST_GIVEN_UP:
-            instead()
+            refused()
             return
-        self._orders.put(_Order(work, instead))
+        self._orders.put(_Order(work, overdue, refused))
         if not self._begun:
             self._begun = True
             for _ in range(self._threads):
@@ -72,32 +78,41 @@ class Crew:
                 self._running[me] = time.monotonic(), order
             order.work()
             with self._lock:
-                if self._running.pop(me, None) is None:
+                if self._running.pop(me, None) is None and not self._is_back(me):
                     return  # somebody has this place now
+
+    def _is_back(self, me: threading.Thread) -> bool:
+        """Whether there is a place for a thread whose work has ended after all."""
+        self._given_up.discard(me)
+        free = len(self._alive) < self._threads
+        if free:
+            self._alive.add(me)
+        return free
 
     def _watch(self) -> None:
         while not self._closed.wait(self._limit_s / 4):
-            for order in self._overdue():
-                order.instead()
+            for tell in self._overdue():
+                tell()
 
-    def _overdue(self) -> list[_Order]:
-        """What is given up now; and, at the last, all that waits."""
+    def _overdue(self) -> list[Callable[[], None]]:
+        """Whom to tell that work is given up now; and, at the last, all that wait that they are refused."""
         since_s = time.monotonic() - self._limit_s
-        found: list[_Order] = []
+        found: list[Callable[[], None]] = []
         with self._lock:
             for thread, (began_s, order) in tuple(self._running.items()):
                 if began_s > since_s:
                     continue
                 del self._running[thread]
                 self._alive.discard(thread)
-                self.given_up += 1
-                found.append(order)
+                self._given_up.add(thread)
+                found.append(order.overdue)
                 if self.given_up < MOST_GIVEN_UP:
                     self._hire()
                 _log.error(
-                    "%s: work of over %g s is given up, for the %d. time", self._name, self._limit_s, self.given_up
+                    "%s: work of over %g s is given up; %d threads are still busy with such",
+                    *(self._name, self._limit_s, self.given_up),
                 )
         while self.given_up >= MOST_GIVEN_UP and not self._orders.empty():
             if (order_or_end := self._orders.get()) is not None:
-                found.append(order_or_end)
+                found.append(order_or_end.refused)
         return found

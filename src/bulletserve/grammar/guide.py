@@ -1,9 +1,9 @@
 """Follows the grammars of open requests on threads of its own, and posts a mask whenever a token was drawn.
 
 Knows nothing about steps or lanes. Compiling a grammar and making a mask run without the GIL, beside the loop; each
-answer is one event, so whatever a grammar takes, no step waits for it. Heavy grammars are compiled by threads that do
-nothing else: a mask, or a light grammar, waits for its equals only. Few characters can be work without an end: what
-takes longer than `LIMIT_S` is given up.
+answer is one event, so whatever a grammar takes, no step waits for it. Heavy grammars, light ones and masks have
+threads of their own: each waits for its equals only. Few characters can be work without an end: what takes too long is
+given up.
 """
 
 import logging
@@ -23,7 +23,13 @@ from bulletserve.grammar.reasons import reason
 from bulletserve.grammar.texts import LIGHT_CHARACTERS, limits
 
 LIMIT_S = 20.0
-"""For one mask, or for compiling one grammar: ten times what the largest that is allowed takes on two busy cores."""
+"""For compiling a heavy grammar: ten times what the largest that is allowed takes on two busy cores."""
+
+LIGHT_LIMIT_S = 5.0
+"""For compiling a light one, or for a mask: a hundred times what they take."""
+
+COME_BACK_S = 30.0
+"""When those are refused who come while too many threads are lost."""
 
 _CORES_PER_WORKER = 4
 
@@ -53,7 +59,8 @@ class GrammarGuide:
     _followed: dict[int, _Followed] = field(default_factory=dict)
     _vocabulary: LLTokenizer | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _light: Crew = field(default_factory=lambda: Crew("grammar", _workers(), LIMIT_S))
+    _masks: Crew = field(default_factory=lambda: Crew("mask", _workers(), LIGHT_LIMIT_S))
+    _light: Crew = field(default_factory=lambda: Crew("grammar", _workers(), LIGHT_LIMIT_S))
     _heavy: Crew = field(default_factory=lambda: Crew("heavy-grammar", _workers(), LIMIT_S))
 
     def begin(self, request_id: int, grammar: str) -> None:
@@ -65,7 +72,7 @@ class GrammarGuide:
     def follow(self, request_id: int, token: int) -> None:
         """Take a token in and make the next mask."""
         followed = self._followed[request_id]
-        self._submit(self._light, request_id, followed, lambda: self._follow(request_id, followed, token))
+        self._submit(self._masks, request_id, followed, lambda: self._follow(request_id, followed, token))
 
     def forget(self, request_id: int) -> None:
         """Drop a request; what is under way for it is answered to nobody, what is not begun is not done."""
@@ -79,7 +86,7 @@ class GrammarGuide:
 
     def close(self) -> None:
         """End the threads."""
-        for crew in (self._light, self._heavy):
+        for crew in (self._masks, self._light, self._heavy):
             crew.close()
 
     def _submit(self, crew: Crew, request_id: int, followed: _Followed, work: Callable[[], Masked]) -> None:
@@ -95,11 +102,15 @@ class GrammarGuide:
                 made = Masked(request_id, error=_OUR_FAULT, ours=True)
             self.poster.post(made)
 
-        def give_up() -> None:
+        def instead(made: Masked) -> None:
             if self._followed.get(request_id) is followed:
-                self.poster.post(Masked(request_id, error=_ENDLESS))
+                self.poster.post(made)
 
-        crew.submit(answer, give_up)
+        crew.submit(
+            answer,
+            overdue=lambda: instead(Masked(request_id, error=_ENDLESS)),
+            refused=lambda: instead(Masked(request_id, error=_BUSY, retry_after_s=COME_BACK_S)),
+        )
 
     def _begin(self, request_id: int, followed: _Followed, grammar: str) -> Masked:
         self.warm()
@@ -132,6 +143,7 @@ class GrammarGuide:
 
 
 _ENDLESS = "the answer's format cannot be followed: it takes too long to tell what may come next"
+_BUSY = "formats are not followed for now: too many that never end are still being worked on"
 _OUR_FAULT = "the answer's format could not be followed: a fault of this engine, whose log says more"
 
 

@@ -13,6 +13,7 @@ from llguidance import LLMatcher, LLParserLimits, grammar_from
 
 from bulletserve.core.errors import InvalidRequest
 from bulletserve.core.whole_text import check_text
+from bulletserve.grammar.multiples import too_many_multiples, too_many_written
 from bulletserve.grammar.reasons import place_in_schema, reason
 
 LONGEST_CHARACTERS = 200_000
@@ -45,6 +46,8 @@ def json_grammar(schema: Mapping[str, Any] | bool, param: str) -> str:
     except (ValueError, TypeError) as error:
         raise _refused(what, f"it is no JSON: {error}", param) from None
     check_text(text, param)
+    if wrong := too_many_multiples(schema):
+        raise _refused(what, wrong, param)
     try:
         grammar = LLMatcher.grammar_from_json_schema(
             text, overrides={"whitespace_pattern": _BLANKS, "json_allow_general_unicode_escapes": True}
@@ -77,6 +80,8 @@ def written_grammar(text: str, param: str) -> str:
     if len(text) > LONGEST_WRITTEN_CHARACTERS:
         raise InvalidRequest(f"{param}: a grammar may have {LONGEST_WRITTEN_CHARACTERS} characters", param=param)
     check_text(text, param)
+    if wrong := too_many_written(text):
+        raise _refused("grammar", wrong, param)
     try:
         grammar = grammar_from("grammar", text)
     except ValueError as error:

@@ -145,7 +145,8 @@ class State:
         if job is None:
             return
         if made.error:
-            self._end(job, FinishReason.ERROR if made.ours else FinishReason.REFUSED, message=made.error)
+            reason = FinishReason.ERROR if made.ours else FinishReason.REFUSED
+            self._end(job, reason, message=made.error, retry_after_s=made.retry_after_s)
         elif made.over:
             self._end(job, FinishReason.STOP)
         elif job.phase is Phase.WAITING:

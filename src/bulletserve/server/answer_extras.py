@@ -21,9 +21,10 @@ class Echo:
 
 
 def echo_of(ids: Sequence[int], detokenizer: Detokenizer, sent: str | None) -> Echo:
-    """The text of prompt `ids`, by a fresh `detokenizer`; `sent` is how the client wrote it, if it did.
+    """The text of prompt `ids`, by a fresh `detokenizer` that shows control tokens; `sent` is how the client wrote it,
+    if it did.
 
-    A tokenizer may put something before a text (a blank, a BOS token): the echo of a text is the text.
+    A tokenizer may put something before a text or after it (a blank, a BOS token): the echo of a text is the text.
     """
     offsets, pieces, characters = [], [], 0
     for token_id in ids:
@@ -31,9 +32,8 @@ def echo_of(ids: Sequence[int], detokenizer: Detokenizer, sent: str | None) -> E
         pieces.append(detokenizer.push(token_id))
         characters += len(pieces[-1])
     text = "".join(pieces) + detokenizer.finish()
-    if sent is not None and text.endswith(sent):
-        lead = len(text) - len(sent)
-        text, offsets = sent, [max(0, offset - lead) for offset in offsets]
+    if sent is not None and (lead := text.rfind(sent)) >= 0:
+        text, offsets = sent, [min(max(0, offset - lead), len(sent)) for offset in offsets]
     return Echo(text, tuple(offsets))  # not a list: the collector goes through those
 
 

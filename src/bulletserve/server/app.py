@@ -12,7 +12,6 @@ from typing import TypeAlias
 from fastapi import FastAPI
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -23,6 +22,7 @@ from bulletserve.server.answering import Answering
 from bulletserve.server.answers import AnswerHead
 from bulletserve.server.call_formats import FORMATS
 from bulletserve.server.calls import Prompt
+from bulletserve.server.cross_origin import CrossOrigin
 from bulletserve.server.doorway import Doorway
 from bulletserve.server.http_errors import HttpError, error_response, on_error, plain_error
 from bulletserve.server.open_requests import OpenRequests
@@ -81,7 +81,7 @@ def create_app(
     app.add_middleware(Doorway, api_keys=settings.api_keys, root_path=settings.root_path, watchers=watchers)
     if settings.allowed_origins:  # outside of the doorway: a browser's first question brings no key
         app.add_middleware(
-            CORSMiddleware,
+            CrossOrigin,
             allow_origins=settings.allowed_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],

@@ -53,7 +53,8 @@ class Delta(NamedTuple):
 
 
 class Answer:
-    """The answer to one prompt. `tokens` counts all that were generated, shown or not."""
+    """The answer to one prompt. `tokens` counts all that were generated, shown or not. `place`: where its last delta
+    was put in line."""
 
     __slots__ = (
         "admitted_s",
@@ -64,6 +65,7 @@ class Answer:
         "first_token_s",
         "last_token_s",
         "parts",
+        "place",
         "prompt",
         "tokens",
         "told",
@@ -74,6 +76,7 @@ class Answer:
         self.call = call
         self.choice = choice
         self.tokens = 0
+        self.place = 0
         self.cached_tokens = 0
         self.admitted_s = 0.0
         self.first_token_s = 0.0
@@ -137,6 +140,7 @@ class Call:
         if answer.prompt.extras is not None:
             text, told = answer.prompt.extras.shown(text, last=False, cut=False)
         if self.streaming:
+            answer.place = len(self._deltas)
             self._deltas.append(Delta(answer.choice, text, answer.tokens, None, told))
             self.wake()
         else:
@@ -154,10 +158,9 @@ class Call:
         if not self.streaming:
             answer.parts.append(text)
             answer.told += told or ()
-        elif self._deltas and self._deltas[-1].choice == answer.choice:
-            last = self._deltas.pop()
+        elif answer.place < len(self._deltas) and (last := self._deltas[answer.place]).choice == answer.choice:
             told = None if told is None else [*(last.told or ()), *told]
-            self._deltas.append(Delta(answer.choice, last.text + text, answer.tokens, end, told))
+            self._deltas[answer.place] = Delta(answer.choice, last.text + text, answer.tokens, end, told)
         else:
             self._deltas.append(Delta(answer.choice, text, answer.tokens, end, told))
         if self.streaming or self.done:

@@ -5,6 +5,7 @@ long: the first wrong item ends the check, and no list of errors is ever built.
 """
 
 import json
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from bulletserve.core.errors import InvalidRequest
@@ -41,7 +42,8 @@ def message_list(messages: Json) -> list[dict[str, Json]]:
     """The messages of a chat, each content as one string and the arguments of calls as values; other fields are
     left to the template.
 
-    Text parts are joined by line breaks, as vLLM does. Raises `InvalidRequest` naming the first bad message.
+    Text parts (of assistants' messages refusals, too, which clients send back) are joined by line breaks, as vLLM does.
+    Raises `InvalidRequest` naming the first bad message.
     """
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest("messages must be a list of at least one message", param="messages")
@@ -55,7 +57,8 @@ def _message(message: Json, where: str) -> dict[str, Json]:
     if not isinstance(role, str) or not role:
         raise InvalidRequest(f"{where}.role must be a string", param="messages")
     if isinstance(content, list):
-        content = "\n".join(_text_part(part, f"{where}.content[{place}]") for place, part in enumerate(content))
+        kinds = ("text", "refusal") if role == "assistant" else ("text",)
+        content = "\n".join(_text_part(part, kinds, f"{where}.content[{place}]") for place, part in enumerate(content))
     elif content is None and role == "assistant":
         content = ""
     elif not isinstance(content, str):
@@ -63,12 +66,14 @@ def _message(message: Json, where: str) -> dict[str, Json]:
     return _read_arguments({**message, "content": content}, where)
 
 
-def _text_part(part: Json, where: str) -> str:
-    if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+def _text_part(part: Json, kinds: Sequence[str], where: str) -> str:
+    """The text of a part, which stands under the name of its kind."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind not in kinds or not isinstance(part.get(kind), str):
         raise InvalidRequest(
             f'{where} must be {{"type": "text", "text": ...}}: this model takes text', param="messages"
         )
-    text: str = part["text"]
+    text: str = part[kind]
     return text
 
 

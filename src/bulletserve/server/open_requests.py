@@ -131,13 +131,17 @@ class OpenRequests:
         self._more_wait(len(prompts))
         return call
 
-    def check_room(self, prompts: int) -> None:
-        """Raise what `submit` would for so many prompts, but for a dead engine: before any work is spent on them."""
+    def check_room(self, prompts: int, copies: int = 1, *, at_work: int = 0) -> None:
+        """Raise what `submit` would for so many prompts with `copies` answers each, but for a dead engine: before any
+        work is spent on them. `at_work`: calls that are not submitted yet."""
         if self._closing:
             raise ShuttingDown("the server is shutting down")
         if prompts > self._max_waiting:
             raise InvalidRequest(f"at most {self._max_waiting} prompts fit in one request", param="prompt")
-        if self._waiting + prompts > self._max_waiting:
+        if prompts * copies > self._max_waiting:
+            asked = f"{prompts} prompts with n={copies}" if prompts > 1 else f"n={copies}"
+            raise InvalidRequest(f"{asked}: at most {self._max_waiting} answers fit in one request", param="n")
+        if self._waiting + prompts * copies + at_work > self._max_waiting:
             raise Overloaded(
                 f"{self._waiting} requests are waiting, at most {self._max_waiting} may", retry_after_s=self._queue_s()
             )

@@ -23,9 +23,14 @@ _IDS: Json = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minI
 _PROMPT: Json = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1}, _IDS]}
 _PROMPT["anyOf"].append({"type": "array", "items": _IDS, "minItems": 1})
 _PART: Json = {
-    "type": "object",
-    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-    "required": ["type", "text"],
+    "anyOf": [
+        {
+            "type": "object",
+            "properties": {"type": {"const": kind}, kind: {"type": "string"}},
+            "required": ["type", kind],
+        }
+        for kind in ("text", "refusal")
+    ]
 }
 _MESSAGE: Json = {
     "type": "object",

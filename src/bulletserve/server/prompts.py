@@ -55,13 +55,13 @@ class PromptMaker:
         params = sampling_params(body, self._defaults)
         prompts = await self._ids.run(partial(prompt_list, body.prompt), prompt_count(body.prompt))
         make_grammar = wanted_grammar(body)
-        self._open_requests.check_room(len(prompts) * body.choices + self._ids.at_work)
+        self._open_requests.check_room(len(prompts), body.choices, at_work=self._ids.at_work)
         arrival_s = time.monotonic()
         grammar = await self._grammar(make_grammar)
         several = await self._text_ids(prompts, body, limit=self._limit(body))
 
         def make() -> list[Prompt]:
-            echoes = self._echoes(prompts, several, body) if body.echo else [None] * len(several)
+            echoes = self._echoes(prompts, several) if body.echo else [None] * len(several)
             return [
                 self._prompt(ids, body, params, "prompt", arrival_s, grammar, copy, echo)
                 for ids, echo in zip(several, echoes, strict=True)
@@ -74,7 +74,7 @@ class PromptMaker:
         """The prompt of a chat. Raises `RequestError`."""
         params = sampling_params(body, self._defaults)
         tools = self._tools(body)
-        self._open_requests.check_room(body.choices + self._ids.at_work)
+        self._open_requests.check_room(1, body.choices, at_work=self._ids.at_work)
         arrival_s = time.monotonic()
         grammar = await self._grammar(tools.make_grammar)
         ids = await self._chat_ids(body, tools, limit=self._limit(body))
@@ -118,14 +118,11 @@ class PromptMaker:
         _, asked = body.wanted_tokens
         return kept_tokens(body.truncate_prompt_tokens, room=max(1, self._limits.max_model_len - (asked or 1)))
 
-    def _echoes(
-        self, sent: Sequence[str | list[int]], encoded: Sequence[Sequence[int]], body: CommonBody
-    ) -> list[Echo | None]:
+    def _echoes(self, sent: Sequence[str | list[int]], encoded: Sequence[Sequence[int]]) -> list[Echo | None]:
         for ids in encoded:
             check_ids(ids, self._limits.vocab_size, "prompt")  # an echo is made before its request is
-        skips = body.skip_special_tokens is not False
         return [
-            echo_of(ids, self._codec.detokenizer((), skip_special_tokens=skips), one if isinstance(one, str) else None)
+            echo_of(ids, self._codec.detokenizer((), skip_special_tokens=False), one if isinstance(one, str) else None)
             for one, ids in zip(sent, encoded, strict=True)
         ]
 

@@ -141,7 +141,10 @@ def parse_body(kind: type[Body], data: bytes) -> Body:
     try:
         body = kind.model_validate_json(data)
     except ValidationError as failure:
-        error = failure.errors(include_url=False, include_context=False, include_input=False)[0]
+        errors = failure.errors(include_url=False, include_context=False, include_input=False)
+        error = next(
+            (one for one in errors if one["type"] == "too_long" and one["loc"][:1] == errors[0]["loc"][:1]), errors[0]
+        )
         if error["type"] == "json_invalid":
             raise InvalidRequest(f"the body is not valid JSON: {error['msg']}") from None
         if not error["loc"]:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from bulletserve.core.errors import InvalidRequest
 from bulletserve.core.request import MOST_ALLOWED, MOST_BAD_WORDS, MOST_BIASES
+from bulletserve.core.token_rules import MOST_LOGPROBS
 
 MOST_CHOICES = 128
 
@@ -88,12 +89,13 @@ class ChatSampling(SamplingFields):
 
     @property
     def alternatives(self) -> int | None:
-        """See `SamplingFields`. Raises `InvalidRequest` for alternatives to nothing."""
-        if self.logprobs:
-            return self.top_logprobs or 0
-        if self.top_logprobs:
+        """See `SamplingFields`. Raises `InvalidRequest` for too many, and for alternatives to nothing."""
+        several = self.top_logprobs or 0
+        if not 0 <= several <= MOST_LOGPROBS:
+            raise InvalidRequest(f"top_logprobs must be a whole number from 0 to {MOST_LOGPROBS}", param="top_logprobs")
+        if several and not self.logprobs:
             raise InvalidRequest("top_logprobs is only for logprobs=true", param="top_logprobs")
-        return None
+        return several if self.logprobs else None
 
 
 def _by_id(biases: Mapping[str, float]) -> dict[int, float]:

@@ -35,10 +35,11 @@ def slo_classes(default: Slo, specs: Iterable[str]) -> dict[str, Slo]:
     `name:ttft_ms=300,ttft_ms_per_prompt_token=0.05,tpot_ms=20`. Raises `ConfigError`."""
     classes = {"default": default, BEST_EFFORT: Slo(BEST_EFFORT)}
     for spec in specs:
-        name, _, text = spec.partition(":")
-        if not name or name in classes:
+        name, colon, text = spec.partition(":")
+        if not (name and colon) or name in classes:
             raise ConfigError(
-                f"--slo-class {spec!r}: a class needs a name of its own, such as chat:ttft_ms=300,tpot_ms=20"
+                f"--slo-class {spec!r}: a class is a name of its own, a colon and targets, such as "
+                f"chat:ttft_ms=300,tpot_ms=20 (who wants none asks for {BEST_EFFORT}, which is always there)"
             )
         try:
             numbers = {key: float(value) for key, _, value in (item.partition("=") for item in text.split(",") if item)}

@@ -103,8 +103,8 @@ class TextCodec:
     def render_chat(self, messages: Sequence[Mapping[str, Any]], style: ChatStyle = ChatStyle()) -> str:
         """A chat as prompt text for `encode_rendered`.
 
-        Raises `InvalidRequest` if there is no template, it refuses the messages, or it drops tools that are needed.
-        What else it drops of tools is said once in the log.
+        Raises `InvalidRequest` if there is no template, it refuses the messages or what it makes of them is no text, or
+        it drops tools that are needed. What else it drops of tools is said once in the log.
         """
         template = self._chat_template if style.template is None else _compiled(style.template, self.tokenizer)
         if template is None:
@@ -123,13 +123,15 @@ class TextCodec:
             self._warn_once("tools")
         if not template.shows_calls and any(m.get("tool_calls") or m["role"] == "tool" for m in messages):
             self._warn_once("earlier tool calls or their results")
-        return template.render(
+        text = template.render(
             messages if self._marks is None else self._marks.mark(list(messages)),
             add_generation_prompt=style.add_generation_prompt,
             continue_final_message=style.continue_final_message,
             variables=style.variables if self._marks is None else self._marks.mark(dict(style.variables)),
             tools=style.tools,
         )
+        check_text(text, "messages")
+        return text
 
     def _warn_once(self, dropped: str) -> None:
         if dropped not in self._dropped:
@@ -153,9 +155,7 @@ class TextCodec:
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], style: ChatStyle = ChatStyle()) -> list[int]:
         """The prompt ids of a chat: what `apply_chat_template(tokenize=True)` gives. Raises `InvalidRequest`."""
-        text = self.render_chat(messages, style)
-        check_text(text, "messages")
-        return self.encode_rendered(text)
+        return self.encode_rendered(self.render_chat(messages, style))
 
     def detokenizer(
         self,

@@ -70,7 +70,7 @@ class TextEndpoints:
         """POST /tokenize: the ids of a text or a chat, however long."""
         body = parse_body(TokenizeBody, await read_body(request, self._settings))
         served_name(body.model, self._settings.served_names)
-        self._open_requests.check_room(1 + self._ids.at_work)
+        self._open_requests.check_room(1, at_work=self._ids.at_work)
         tokens = await self._tokens(body)
         work = len(tokens) * (_DECODED_CHARACTERS if body.return_token_strs else 1)
         return await self._ids.run(partial(self._tokenized, tokens, told=bool(body.return_token_strs)), work)
@@ -79,7 +79,7 @@ class TextEndpoints:
         """POST /detokenize: the text of ids, special tokens included unless the body says otherwise."""
         body = parse_body(DetokenizeBody, await read_body(request, self._settings))
         served_name(body.model, self._settings.served_names)
-        self._open_requests.check_room(1 + self._ids.at_work)
+        self._open_requests.check_room(1, at_work=self._ids.at_work)
         skips = body.skip_special_tokens is True
         return await self._ids.run(partial(self._detokenized, body.tokens, skips=skips), len(body.tokens))
 
