@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 
-from bulletserve.formats.description import Checkpoint
-from tests.server.conftest import SETTINGS, Served, checkpoint
+from tests.server.conftest import SETTINGS, Served
+from tests.server.small_model import small_checkpoint
 from tests.server.sse import ends, events
-
-__all__ = ["checkpoint"]
+from tests.server.test_tools import SHOWING
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
 CALL = '<tool_call>\n{"name": "look", "arguments": {"where": "here"}}\n</tool_call>'
 
 
 @pytest.fixture(scope="module")
-def served(checkpoint: Checkpoint) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    checkpoint = small_checkpoint(tmp_path_factory.mktemp("tools"), template=SHOWING)
     server = Served(checkpoint, replace(SETTINGS, tool_call_parser="hermes"))
     yield server
     server.close()

@@ -19,7 +19,10 @@ from bulletserve.transport.front_end import FrontEnd
 from tests.end_to_end.test_processes import CONFIG
 
 END_ID = 400
-TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+TEMPLATE = (
+    "{% for tool in tools or [] %}{{ tool['function']['name'] }} {% endfor %}"
+    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+)
 
 
 class EngineServer:

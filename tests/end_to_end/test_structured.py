@@ -4,10 +4,12 @@ import json
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bulletserve.server.settings import ServerSettings
 from tests.end_to_end.engine_server import EngineServer
 
 PERSON = {
@@ -135,6 +137,28 @@ def test_a_named_tool_is_called(served: EngineServer) -> None:
     (call,) = choice["message"]["tool_calls"]
     assert call["function"]["name"] == "go"
     assert json.loads(call["function"]["arguments"])["where"] in ("here", "there")
+
+
+def test_a_call_or_an_answer_in_the_format(tmp_path: Path) -> None:
+    settings = ServerSettings(("small",), port=0, grace_s=0.5, tool_call_parser="hermes")
+    kinds = set()
+    with EngineServer(tmp_path, settings, policy="time_sliced", max_model_len=2048) as served:
+        for seed in range(40):
+            body = {"tools": TOOLS, "parallel_tool_calls": False, "response_format": as_schema(PERSON)}
+            body |= {"max_tokens": 1000, "seed": seed}
+            choice = served.chat(**body).json()["choices"][0]
+            calls = choice["message"].get("tool_calls", [])
+            kinds.add(choice["finish_reason"])
+            if choice["finish_reason"] == "stop":
+                check_person(choice["message"]["content"])
+            elif choice["finish_reason"] == "tool_calls":
+                assert choice["message"]["content"] is None
+                for call in calls:
+                    assert call["function"]["name"] in ("look", "go")
+                    assert json.loads(call["function"]["arguments"])["where"] in ("here", "there")
+            if {"stop", "tool_calls"} <= kinds:
+                return
+    pytest.fail(f"in forty answers only {kinds}")
 
 
 def test_what_cannot_be_followed_is_refused_and_harms_nobody(served: EngineServer) -> None:

@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from bulletserve.core.errors import BrokenCheckpoint, InvalidRequest
 from bulletserve.core.events import Event, Masked
 from bulletserve.grammar.guide import GrammarGuide
-from bulletserve.grammar.texts import ANY_OBJECT, choice_grammar, json_grammar, regex_grammar, written_grammar
+from bulletserve.grammar.texts import (
+    ANY_OBJECT,
+    choice_grammar,
+    json_grammar,
+    marked_grammar,
+    regex_grammar,
+    written_grammar,
+)
 from bulletserve.grammar.vocabulary import vocabulary
 from bulletserve.server.text_codec import TextCodec
 from tests.server.small_model import SHAPE, small_checkpoint
@@ -169,6 +176,32 @@ def test_any_object_is_an_object_and_nothing_else_is(walk: Walk, value: dict[str
     grammar = json_grammar(ANY_OBJECT, "response_format")
     assert walk.accepts(grammar, json.dumps(value, ensure_ascii=False))
     assert not walk.accepts(grammar, json.dumps([value]))
+
+
+CALLED = '<t>\n{"x": 1}\n</t>'
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        json_grammar(PERSON, "x"),
+        regex_grammar("[a-z{][a-z]+", "x"),
+        choice_grammar(["yes", "no"], "x"),
+        written_grammar('start: "(" inner ")"\ninner: "a"', "x"),
+        written_grammar('root ::= "(" inner ")"\ninner ::= "a"', "x"),
+    ],
+)
+@pytest.mark.parametrize("several", [True, False])
+def test_an_answer_or_what_stands_between_marks(walk: Walk, answer: str, several: bool) -> None:
+    one = {"properties": {"x": {"const": 1}}, "required": ["x"], "additionalProperties": False}
+    marked = json_grammar({"type": "object", **one}, "x")
+    grammar = marked_grammar(answer, marked, ("<t>", "</t>"), several=several, param="x")
+    for text in ('{"name": "a", "age": 3}', "yes", "(a)", "{ab", "", '{"x": 1}', "(b)"):
+        assert walk.accepts(grammar, text) is walk.accepts(answer, text), text
+    assert walk.accepts(grammar, CALLED)
+    assert walk.accepts(grammar, f"{CALLED}\n{CALLED}") is several
+    for text in (CALLED[:-1], f"{CALLED}\n", f"yes{CALLED}", f"{CALLED}yes", CALLED.replace("1", "2")):
+        assert not walk.accepts(grammar, text), text
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,32 @@ def test_a_template_that_fails_is_the_requests_fault(source: str, message: str) 
     assert caught.value.param == "messages"
 
 
+FOR_MESSAGES = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}"
+FOR_CALLS = "{% for m in messages %}{{ m.content }}{{ m.tool_calls | tojson if m.tool_calls }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("source", "tools", "calls"),
+    [
+        (FOR_MESSAGES, False, False),
+        ("{# tools, tool_calls #}{% if tools %}{% endif %}" + FOR_MESSAGES, False, False),
+        ("{{ tools | tojson if tools }}" + FOR_CALLS, True, True),
+        ("{% if messages[0].role == 'system' %}{{ tools }}{% endif %}" + FOR_MESSAGES, True, False),
+        ("{% if tools %}{{ raise_exception('no tools') }}{% endif %}" + FOR_MESSAGES, True, True),
+        ("{{ raise_exception('roles must alternate') }}", True, True),
+        ("{% for m in messages if m.role != 'tool' %}{{ m.content }}{{ m.tool_calls }}{% endfor %}", False, False),
+        (
+            "{% for m in messages %}{{ tools if loop.last and m.role == 'user' }}{{ m.content }}{% endfor %}",
+            True,
+            False,
+        ),
+    ],
+)
+def test_what_a_template_shows_is_seen_in_its_text(source: str, tools: bool, calls: bool) -> None:
+    template = ChatTemplate(source, {})
+    assert (template.shows_tools, template.shows_calls) == (tools, calls)
+
+
 def test_a_template_that_does_not_compile_is_the_operators_fault() -> None:
     with pytest.raises(ConfigError, match="--chat-template"):
         ChatTemplate("{% if %}", {})

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -10,8 +11,9 @@ import pytest
 
 from bulletserve.core.errors import ConfigError
 from bulletserve.formats.description import Checkpoint
+from bulletserve.grammar.texts import ANY_OBJECT, json_grammar
 from tests.server.conftest import SETTINGS, Served
-from tests.server.small_model import small_checkpoint
+from tests.server.small_model import TEMPLATE, small_checkpoint
 from tests.server.sse import events
 
 SHOWING = (
@@ -28,6 +30,7 @@ LOOK = {
         "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}},
     },
 }
+NAMED = {"type": "function", "function": {"name": "look"}}
 BARE = {"type": "function", "function": {"name": "look"}}
 CALL = '<tool_call>\n{"name": "look", "arguments": {"x": 7}}\n</tool_call>'
 
@@ -149,6 +152,132 @@ def test_required_and_named_tools_are_kept_by_a_grammar(hermes: Served, choice: 
     assert [call["function"] for call in calls] == [{"name": "look", "arguments": '{"x": 1}'}] * grammar
 
 
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("parameters", [None, {}, {"type": "object", "properties": {}}])
+def test_a_tool_without_parameters_gets_no_arguments(hermes: Served, named: bool, parameters: Any) -> None:
+    tool = {"type": "function", "function": {"name": "look", "parameters": parameters}}
+    nothing = {"type": "object", "properties": {}, "additionalProperties": False}
+    call = {"type": "object", "properties": {"name": {"const": "look"}, "parameters": nothing}}
+    call |= {"required": ["name", "parameters"], "additionalProperties": False}
+    schema = nothing if named else {"type": "array", "minItems": 1, "items": {"anyOf": [call]}}
+    hermes.say("{}")
+    choice = {"type": "function", "function": {"name": "look"}} if named else "required"
+    assert hermes.chat(tools=[tool], tool_choice=choice).status_code == 200
+    assert hermes.engine.arrived[-1].grammar == json_grammar(schema, "tools")
+
+
+def test_what_arguments_name_is_all_they_have_and_formats_stay_open(hermes: Served) -> None:
+    hermes.say("{}")
+    schema = LOOK["function"]["parameters"]  # type: ignore[index]
+    choice = {"type": "function", "function": {"name": "look"}}
+    assert hermes.chat(tools=[LOOK], tool_choice=choice).status_code == 200
+    assert '"additionalProperties":false' in hermes.engine.arrived[-1].grammar
+    assert hermes.chat(response_format={"type": "json_schema", "json_schema": {"schema": schema}}).status_code == 200
+    assert "additionalProperties" not in hermes.engine.arrived[-1].grammar
+
+
+def both_ways(served: Served, **body: Any) -> tuple[str, list[tuple[str, str]], str]:
+    """The content, calls and end of an answer, which are the same whole and streamed."""
+    whole = served.chat(**body).json()["choices"][0]
+    message = whole["message"]
+    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", [])]
+    choices = [choice for chunk in events(served.chat(**body, stream=True)) for choice in chunk["choices"]]
+    told: list[list[str]] = []
+    for function in (call["function"] for choice in choices for call in choice["delta"].get("tool_calls", [])):
+        if "name" in function:
+            told.append([function["name"], ""])
+        told[-1][1] += function["arguments"]
+    content = "".join(choice["delta"].get("content") or "" for choice in choices)
+    assert (content, [(name, text) for name, text in told]) == (message["content"] or "", calls)
+    assert choices[-1]["finish_reason"] == whole["finish_reason"]
+    return content, calls, whole["finish_reason"]
+
+
+def test_a_list_of_calls_that_is_cut_off_is_no_content(hermes: Served) -> None:
+    text = '[{\n    "name": "look", "parameters": {"x": 17}}]'
+    hermes.say(text)
+    for most in range(1, len(text)):
+        content, calls, end = both_ways(hermes, tools=[LOOK], tool_choice="required", max_tokens=most)
+        assert (content, end) == ("", "length")
+        assert calls in ([], [("look", '{"x": 17}'[: len(calls and calls[0][1])])])
+
+
+@pytest.mark.parametrize("arguments", ['{"x" 1}', '{"x": 1', "{", "[1]", "3", "", None, "null", '"x"'])
+def test_calls_are_taken_back_whatever_their_arguments_are(hermes: Served, arguments: str | None) -> None:
+    """They are what a model wrote: an agent that sends its history again must not be stopped by it."""
+    hermes.say("fine")
+    call = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": arguments}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    assert hermes.chat(messages=[message], max_tokens=4).status_code == 200
+    assert "[look:]" in shown(hermes)
+
+
+def test_a_broken_call_of_the_models_can_be_sent_back(hermes: Served) -> None:
+    hermes.say('<tool_call>{"name": "look", "arguments": {"x" 1}}</tool_call>')
+    _, calls, _ = both_ways(hermes, tools=[LOOK])
+    assert calls == [("look", '{"x" 1}')]
+    message = hermes.chat(tools=[LOOK]).json()["choices"][0]["message"]
+    assert hermes.chat(messages=[message], tools=[LOOK]).status_code == 200
+
+
+AS_JSON = {"response_format": {"type": "json_object"}}
+
+
+@pytest.mark.parametrize(
+    ("said", "content", "calls"),
+    [
+        ('{"a": 1}', '{"a": 1}', 0),
+        ('{"a": "<tool_call>{}</tool_call>"}', '{"a": "<tool_call>{}</tool_call>"}', 0),
+        ("<tool_c", "<tool_c", 0),
+        ("", "", 0),
+        (CALL, "", 1),
+        (f"{CALL}\n{CALL}", "", 2),
+    ],
+)
+def test_a_format_beside_tools_is_for_answers_that_call_none(
+    hermes: Served, said: str, content: str, calls: int
+) -> None:
+    hermes.say(said)
+    end = "tool_calls" if calls else "stop"
+    assert both_ways(hermes, tools=[BARE], **AS_JSON) == (content, [("look", '{"x": 7}')] * calls, end)
+    assert "@marked" in hermes.engine.arrived[-1].grammar
+
+
+def test_nothing_of_a_call_beside_a_format_is_content(hermes: Served) -> None:
+    hermes.say(CALL)
+    for most in range(len("<tool_call>"), 40):
+        content, calls, end = both_ways(hermes, tools=[LOOK], max_tokens=most, **AS_JSON)
+        assert (content, end) == ("", "length")
+        assert len(calls) <= 1
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_the_grammar_beside_a_format_is_that_of_the_model(hermes: Served, parallel: bool) -> None:
+    hermes.say("{}")
+    assert hermes.chat(tools=[LOOK], parallel_tool_calls=parallel, **AS_JSON).status_code == 200
+    grammar = hermes.engine.arrived[-1].grammar
+    assert '"arguments"' in grammar and "<tool_call>" in grammar and '"additionalProperties": false' in grammar
+    assert ("one)*" in grammar) is parallel
+
+
+def test_choices_that_leave_nothing_open_decide_what_the_format_is_for(hermes: Served) -> None:
+    hermes.say("[]")
+    for choice, grammar in (("none", json_grammar(ANY_OBJECT, "x")), ("required", None), (NAMED, None)):
+        alone = hermes.chat(tools=[LOOK], tool_choice=choice)
+        wanted = grammar or hermes.engine.arrived[-1].grammar
+        assert alone.status_code == hermes.chat(tools=[LOOK], tool_choice=choice, **AS_JSON).status_code == 200
+        assert hermes.engine.arrived[-1].grammar == wanted
+
+
+def test_where_a_call_may_look_as_an_answer_does(tmp_path: Path) -> None:
+    served = Served(small_checkpoint(tmp_path, template=SHOWING), replace(SETTINGS, tool_call_parser="llama3_json"))
+    try:
+        error = refused(served, tools=[LOOK], **AS_JSON)
+        assert error["param"] == "tool_choice" and '"required"' in error["message"]
+    finally:
+        served.close()
+
+
 def refused(served: Served, **body: Any) -> dict[str, Any]:
     answer = served.chat(**body)
     assert answer.status_code == 400, answer.text
@@ -167,9 +296,7 @@ def test_what_is_no_tool_is_refused(hermes: Served) -> None:
     assert refused(hermes, tool_choice="required")["param"] == "tool_choice"
     odd = tool(name="a", parameters={"type": "strange"})
     assert refused(hermes, tools=[odd], tool_choice="required")["param"] == "tools"
-    both = {"response_format": {"type": "json_object"}, "tools": [LOOK]}
-    assert "exclude each other" in refused(hermes, **both)["message"]
-    for call in (3, {}, {"function": {"name": 3}}, {"function": {"name": "a", "arguments": "{"}}):
+    for call in (3, {}, {"function": {"name": 3}}):
         message = {"role": "assistant", "content": None, "tool_calls": [call]}
         assert refused(hermes, messages=[message])["param"] == "messages"
 
@@ -180,6 +307,53 @@ def test_auto_needs_a_parser(served: Served) -> None:
     served.say("[]")
     assert served.chat(tools=[LOOK], tool_choice="none").status_code == 200
     assert served.chat(tools=[LOOK], tool_choice="required").status_code == 200
+
+
+@pytest.fixture
+def blind(checkpoint: Checkpoint) -> Iterator[Served]:
+    """A model whose template does not show tools."""
+    served = Served(checkpoint, replace(SETTINGS, tool_call_parser="hermes", request_templates=True))
+    yield served
+    served.close()
+
+
+def test_tools_that_the_template_does_not_show(blind: Served, caplog: pytest.LogCaptureFixture) -> None:
+    blind.say("[]")
+    for body in ({}, {"tool_choice": "auto"}):
+        error = refused(blind, tools=[LOOK], **body)
+        assert error["param"] == "tool_choice" and "--chat-template" in error["message"]
+    assert not caplog.records
+    for choice in ("none", "required", {"type": "function", "function": {"name": "look"}}):
+        assert blind.chat(tools=[LOOK], tool_choice=choice).status_code == 200
+    assert caplog.text.count("does not show the model tools") == 1
+    assert blind.chat(tools=[LOOK], chat_template=SHOWING).status_code == 200
+    assert refused(blind, tools=[LOOK], chat_template="x")["param"] == "tool_choice"
+
+
+def test_calls_that_the_template_does_not_show(blind: Served, hermes: Served, caplog: pytest.LogCaptureFixture) -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": '{"x": 3}'}}
+    history = [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "b"},
+    ]
+    for served in (hermes, blind):
+        served.say("fine")
+        assert not caplog.records
+        for messages in ([], history[:1], history[1:], history):
+            body = {"messages": [{"role": "user", "content": "a"}, *messages]}
+            assert served.chat(**body, max_tokens=4).status_code == 200
+    assert caplog.text.count("does not show the model earlier tool calls") == len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("template", [None, TEMPLATE, SHOWING])
+def test_the_operator_is_told_at_the_start(
+    tmp_path: Path, template: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    for parser in (None, "hermes"):
+        settings = replace(SETTINGS, tool_call_parser=parser)
+        Served(small_checkpoint(tmp_path, template=template), settings).close()
+        told = "no chat template that shows the model tools" in caplog.text
+        assert told is (parser is not None and template != SHOWING)
 
 
 def test_an_unknown_parser_is_named() -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 from bulletserve.commands.numbers import Whole, any_whole, number
 from bulletserve.core.errors import ConfigError
 from bulletserve.core.slo import Slo
+from bulletserve.server.call_formats import FORMATS
 from bulletserve.server.settings import ServerSettings
-from bulletserve.server.tool_calls import FORMATS
 
 API_KEY_VARIABLE = "BULLET_API_KEY"
 

@@ -89,8 +89,11 @@ _IN_SCHEMA = (
     (r"Invalid type: (\S+)", "type"),
     (r"Unknown format: (\S+)", "format"),
 )
-_NAMES = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
-_VALUES = frozenset(("enum", "const", "default", "examples"))
+NAMES = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
+"""Keywords whose values have names for keys, and schemas behind them."""
+
+QUOTED = frozenset(("enum", "const", "default", "examples"))
+"""Keywords whose values are no schemas."""
 
 
 def _keywords(schema: Any, path: str) -> Iterator[tuple[str, str, Any]]:
@@ -102,8 +105,8 @@ def _keywords(schema: Any, path: str) -> Iterator[tuple[str, str, Any]]:
         for name, value in schema.items():
             here = f"{path}/{name}"
             yield here, name, value
-            if name in _NAMES and isinstance(value, dict):
+            if name in NAMES and isinstance(value, dict):
                 for inner, one in value.items():
                     yield from _keywords(one, f"{here}/{inner}")
-            elif name not in _VALUES:
+            elif name not in QUOTED:
                 yield from _keywords(value, here)

@@ -90,6 +90,22 @@ def written_grammar(text: str, param: str) -> str:
     return _checked(grammar, "grammar", param, lambda message: reason(message, written=is_lark))
 
 
+def marked_grammar(answer: str, marked: str, marks: tuple[str, str], *, several: bool, param: str) -> str:
+    """Answers of one grammar, or of another between `marks`, each on a line of its own, once or `several` times. Raises
+    `InvalidRequest`."""
+    opening, closing = (json.dumps(text) for text in (f"{marks[0]}\n", f"\n{marks[1]}"))
+    rest = ' ("\\n" one)*' if several else ""
+    either = f"start: @answer | one{rest}\none: {opening} @marked {closing}\n"
+    parts = [{"lark_grammar": either}, _named(answer, "answer"), _named(marked, "marked")]
+    return _checked(json.dumps({"grammars": parts}), "grammar", param)
+
+
+def _named(grammar: str, name: str) -> dict[str, Any]:
+    """A grammar of this module as a part of another."""
+    part = json.loads(grammar)["grammars"][0] if grammar.startswith("{") else {"lark_grammar": grammar}
+    return {**part, "name": name}
+
+
 def _checked(grammar: str, what: str, param: str, reason_of: Callable[[str], str] = reason) -> str:
     """`grammar`, if it is one that can be followed. Raises `InvalidRequest` with the reason."""
     if len(grammar) > LONGEST_CHARACTERS:

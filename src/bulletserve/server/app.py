@@ -3,6 +3,7 @@
 Knows nothing about processes or listening sockets (`serve` does). Every answer that is no success is an error object.
 """
 
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -19,6 +20,7 @@ from bulletserve.formats.description import GenerationDefaults
 from bulletserve.server import openapi
 from bulletserve.server.answering import Answering
 from bulletserve.server.answers import AnswerHead
+from bulletserve.server.call_formats import FORMATS
 from bulletserve.server.calls import Prompt
 from bulletserve.server.cross_origin import CrossOrigin
 from bulletserve.server.doorway import Doorway
@@ -33,9 +35,10 @@ from bulletserve.server.settings import ServerSettings, served_name
 from bulletserve.server.slo_fields import slo_classes
 from bulletserve.server.text_codec import TextCodec
 from bulletserve.server.text_endpoints import DetokenizeBody, TextEndpoints, TokenizeBody
-from bulletserve.server.tool_calls import FORMATS
 from bulletserve.telemetry.metrics import CONTENT_TYPE
 from bulletserve.version import __version__
+
+_log = logging.getLogger(__name__)
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
@@ -51,6 +54,11 @@ def create_app(
 
     `defaults` are the checkpoint's sampling values for requests that set none; `watchers` are told of each request.
     """
+    if settings.tool_call_parser is not None and not codec.shows_tools:
+        _log.warning(
+            "--enable-auto-tool-choice: there is no chat template that shows the model tools, so tool_choice auto is "
+            "refused: give one that does with --chat-template FILE"
+        )
     ids = PromptIds(codec, request_templates=settings.request_templates)
     prompts = PromptMaker(
         codec,
@@ -58,10 +66,10 @@ def create_app(
         ids,
         defaults=defaults,
         classes=slo_classes(settings.slo, settings.slo_classes),
-        call_reader=None if settings.tool_call_parser is None else FORMATS[settings.tool_call_parser],
+        call_format=None if settings.tool_call_parser is None else FORMATS[settings.tool_call_parser],
     )
     endpoints = _Endpoints(open_requests, prompts, settings)
-    texts = TextEndpoints(ids, codec, open_requests, settings)
+    texts = TextEndpoints(ids, prompts, codec, open_requests, settings)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -7,6 +7,7 @@ template authors count on: those of transformers' `apply_chat_template`.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from typing import Any, NoReturn
 
 from jinja2 import Template, TemplateError, nodes
@@ -15,6 +16,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from bulletserve.core.errors import ConfigError, InvalidRequest
+from bulletserve.server.template_probes import shows_calls, shows_tools
 
 _OURS = frozenset({"messages", "add_generation_prompt", "tools", "documents"})
 _SHOWN_CHARACTERS = 500
@@ -70,6 +72,19 @@ class ChatTemplate:
         except Exception as error:  # templates index, add and call whatever the messages hold: all of it may fail
             reason = str(error)[:_SHOWN_CHARACTERS]
             raise InvalidRequest(f"the chat template refused the messages: {reason}", param="messages") from None
+
+    @cached_property
+    def shows_tools(self) -> bool:
+        """Whether the model gets to see tools."""
+        return shows_tools(self._probe)
+
+    @cached_property
+    def shows_calls(self) -> bool:
+        """Whether it gets to see earlier calls and what came of them."""
+        return shows_calls(self._probe)
+
+    def _probe(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+        return self.render(messages, tools=tools)
 
 
 def _up_to_content(text: str, message: Mapping[str, Any]) -> str:

@@ -78,10 +78,8 @@ def _text_part(part: Json, kinds: Sequence[str], where: str) -> str:
 
 
 def _read_arguments(message: dict[str, Json], where: str) -> dict[str, Json]:
-    """An assistant's message with the arguments of its calls as values: clients send JSON text, templates print it.
-
-    Raises `InvalidRequest`.
-    """
+    """An assistant's message with the arguments of its calls as objects: clients send JSON text, templates print it or
+    go through it. Raises `InvalidRequest`."""
     calls = message.get("tool_calls")
     if calls is None:
         return message
@@ -94,10 +92,16 @@ def _read_call(call: Json, where: str) -> dict[str, Json]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise InvalidRequest(f"{where}.function must have a name and arguments", param="messages")
-    arguments = function.get("arguments") or "{}"
-    if isinstance(arguments, str):
+    return {**call, "function": {**function, "arguments": _arguments(function.get("arguments") or "{}")}}
+
+
+def _arguments(written: Json) -> dict[str, Json]:
+    """What a model writes may be broken or cut off, and clients send it back as they got it: what is no JSON object is
+    text in one."""
+    value = written
+    if isinstance(written, str):
         try:
-            arguments = json.loads(arguments)
+            value = json.loads(written)
         except (ValueError, RecursionError):
-            raise InvalidRequest(f"{where}.function.arguments must be JSON text", param="messages") from None
-    return {**call, "function": {**function, "arguments": arguments}}
+            return {"arguments": written}
+    return value if isinstance(value, dict) else {"arguments": written}

@@ -5,9 +5,9 @@ worker threads (`workers`), where the tokenizers library works without the GIL; 
 there.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from bulletserve.core.errors import InvalidRequest
 from bulletserve.core.resolve import context_too_long
@@ -16,6 +16,7 @@ from bulletserve.server.inputs import Json, message_list
 from bulletserve.server.protocol import ChatFields
 from bulletserve.server.structured import MakeGrammar
 from bulletserve.server.text_codec import ChatStyle, TextCodec
+from bulletserve.server.tools import ToolUse
 from bulletserve.server.workers import Workers
 
 _INLINE_CHARACTERS = 4000
@@ -59,8 +60,8 @@ class PromptIds:
         add_special_tokens: bool,
         limit: int | None,
         kept: int | None = None,
-    ) -> list[list[int]]:
-        """The ids of texts, perhaps only the last `kept` of each where that is given; ids stay as they are.
+    ) -> list[tuple[int, ...]]:
+        """The ids of texts; ids stay as they are. `kept`: only so many of the last of each.
 
         A text that must have more than `limit` tokens (None: no matter) is a `ContextTooLong`, told without tokenising.
         """
@@ -68,37 +69,39 @@ class PromptIds:
             if isinstance(one, str):
                 self._check(one, "prompt", limit)
 
-        def encode_all() -> list[list[int]]:
+        def encode_all() -> list[tuple[int, ...]]:
             encode = self._codec.encode if kept is None else partial(self._codec.encode_end, tokens=kept)
-            return [
+            several = (
                 encode(one, add_special_tokens=add_special_tokens) if isinstance(one, str) else one for one in prompts
-            ]
+            )
+            return [_packed(ids, kept) for ids in several]
 
-        return await self.run(encode_all, sum(len(one) for one in prompts if isinstance(one, str)))
+        return await self.run(encode_all, sum(map(len, prompts)))
 
     async def of_chat(
         self,
         chat: ChatFields,
+        tools: ToolUse,
         *,
         limit: int | None,
         kept: int | None = None,
-        tools: Sequence[Mapping[str, Any]] = (),
-    ) -> list[int]:
-        """The ids of a chat, perhaps only the last `kept`.
+    ) -> tuple[int, ...]:
+        """The ids of a chat, or the last `kept` of them.
 
         Raises `InvalidRequest` or, as `of_prompts` does, `ContextTooLong`.
         """
-        messages, style = message_list(chat.messages), self._style(chat)
+        messages, style = message_list(chat.messages), self._style(chat, tools)
 
-        def encode() -> list[int]:
-            text = self._codec.render_chat(messages, style, tools)
+        def encode() -> tuple[int, ...]:
+            text = self._codec.render_chat(messages, style)
             self._check(text, "messages", limit)
-            return self._codec.encode_rendered(text, add_special_tokens=chat.add_special_tokens is True, tokens=kept)
+            ids = self._codec.encode_rendered(text, add_special_tokens=chat.add_special_tokens is True, tokens=kept)
+            return _packed(ids, kept)
 
-        characters = _characters(messages) + _characters(chat.chat_template_kwargs) + _characters(list(tools))
+        characters = _characters(messages) + _characters(chat.chat_template_kwargs) + _characters(tools.listed)
         return await self.run(encode, characters if style.template is None else _LONG_CHARACTERS + 1)
 
-    def _style(self, chat: ChatFields) -> ChatStyle:
+    def _style(self, chat: ChatFields, tools: ToolUse) -> ChatStyle:
         goes_on = chat.continue_final_message is True
         if goes_on and chat.add_generation_prompt:
             raise InvalidRequest(
@@ -110,7 +113,14 @@ class PromptIds:
                 param="chat_template",
             )
         add_prompt = chat.add_generation_prompt is not False and not goes_on
-        return ChatStyle(add_prompt, goes_on, chat.chat_template_kwargs or {}, chat.chat_template)
+        return ChatStyle(
+            add_prompt,
+            goes_on,
+            chat.chat_template_kwargs or {},
+            chat.chat_template,
+            tools=tools.listed,
+            needs_tools=tools.by_itself,
+        )
 
     def _check(self, text: str, param: str, limit: int | None) -> None:
         longest = self._codec.tokenizer.longest_token
@@ -124,6 +134,12 @@ class PromptIds:
     async def grammar(self, make: MakeGrammar) -> str:
         """A grammar, made and checked by a worker, always: what it costs does not show in its length alone."""
         return await self._grammars.run(make, make.size)
+
+
+def _packed(ids: Sequence[int], kept: int | None) -> tuple[int, ...]:
+    """All of them or the last `kept`, as what the garbage collector does not go through: a prompt is held as long as
+    its request is open."""
+    return tuple(ids if kept is None else ids[-kept:])
 
 
 def _characters(value: Json) -> int:

@@ -8,23 +8,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from bulletserve.core.errors import InvalidRequest
 from bulletserve.core.request import SamplingParams
 from bulletserve.core.resolve import ModelLimits, check_ids, resolve_request
 from bulletserve.core.slo import Slo
 from bulletserve.formats.description import GenerationDefaults
 from bulletserve.server.answer_extras import AnswerExtras, Echo, echo_of
+from bulletserve.server.call_formats import CallFormat
 from bulletserve.server.calls import Prompt
 from bulletserve.server.inputs import prompt_count, prompt_list
 from bulletserve.server.open_requests import OpenRequests
 from bulletserve.server.prompt_ids import PromptIds, kept_tokens
-from bulletserve.server.protocol import ChatBody, CommonBody, CompletionBody, sampling_params
+from bulletserve.server.protocol import ChatBody, ChatFields, CommonBody, CompletionBody, sampling_params
 from bulletserve.server.slo_fields import request_slo
 from bulletserve.server.structured import MakeGrammar, wanted_grammar
 from bulletserve.server.text_codec import TextCodec
 from bulletserve.server.token_log import TokenLog, TokenNames
-from bulletserve.server.tool_calls import MakeReader
-from bulletserve.server.tools import tool_use
+from bulletserve.server.tools import ToolUse, tool_use
 
 _PROMPT_CHARACTERS = 100
 """A prompt is made in the time in which so many characters are tokenised, its ids apart."""
@@ -32,7 +31,7 @@ _PROMPT_CHARACTERS = 100
 
 class PromptMaker:
     """Makes prompts for one model. `defaults` are the checkpoint's sampling values, `classes` the targets that
-    requests may have, by name; `call_reader` finds the tool calls that the model makes by itself."""
+    requests may have, by name; `call_format` is that in which the model calls tools by itself."""
 
     def __init__(
         self,
@@ -42,14 +41,14 @@ class PromptMaker:
         *,
         defaults: GenerationDefaults,
         classes: Mapping[str, Slo],
-        call_reader: MakeReader | None = None,
+        call_format: CallFormat | None = None,
     ) -> None:
         self._codec = codec
         self._ids = ids
         self._open_requests = open_requests
         self._defaults = defaults
         self._classes = classes
-        self._call_reader = call_reader
+        self._call_format = call_format
 
     async def completion(self, body: CompletionBody) -> list[Prompt]:
         """The prompts of a completion. Raises `RequestError`; then none of them may run."""
@@ -59,17 +58,13 @@ class PromptMaker:
         self._open_requests.check_room(len(prompts), body.choices, at_work=self._ids.at_work)
         arrival_s = time.monotonic()
         grammar = await self._grammar(make_grammar)
-        kept = self._kept(body)
-        several = await self._ids.of_prompts(
-            prompts, add_special_tokens=body.add_special_tokens is not False, limit=self._limit(body), kept=kept
-        )
+        several = await self._text_ids(prompts, body, limit=self._limit(body))
 
         def make() -> list[Prompt]:
-            shortened = [_packed(ids, kept) for ids in several]
-            echoes = self._echoes(prompts, shortened) if body.echo else [None] * len(several)
+            echoes = self._echoes(prompts, several) if body.echo else [None] * len(several)
             return [
                 self._prompt(ids, body, params, "prompt", arrival_s, grammar, copy, echo)
-                for ids, echo in zip(shortened, echoes, strict=True)
+                for ids, echo in zip(several, echoes, strict=True)
                 for copy in range(body.choices)
             ]
 
@@ -78,23 +73,39 @@ class PromptMaker:
     async def chat(self, body: ChatBody) -> list[Prompt]:
         """The prompt of a chat. Raises `RequestError`."""
         params = sampling_params(body, self._defaults)
-        tools = tool_use(body, self._call_reader)
-        make_grammar = wanted_grammar(body)
-        if make_grammar is not None and tools.make_reader is not None:
-            raise InvalidRequest("a format for the answer and tools exclude each other: set tool_choice to none")
+        tools = self._tools(body)
         self._open_requests.check_room(1, body.choices, at_work=self._ids.at_work)
         arrival_s = time.monotonic()
-        grammar = await self._grammar(make_grammar or tools.make_grammar)
-        kept = self._kept(body)
-        ids = await self._ids.of_chat(body, limit=self._limit(body), kept=kept, tools=tools.listed)
+        grammar = await self._grammar(tools.make_grammar)
+        ids = await self._chat_ids(body, tools, limit=self._limit(body))
 
         def make() -> list[Prompt]:
-            shortened = _packed(ids, kept)
             copies = range(body.choices)
-            prompts = [self._prompt(shortened, body, params, "messages", arrival_s, grammar, copy) for copy in copies]
+            prompts = [self._prompt(ids, body, params, "messages", arrival_s, grammar, copy) for copy in copies]
             return [replace(prompt, make_reader=tools.make_reader) for prompt in prompts]
 
         return await self._ids.run(make, self._work([ids], body))
+
+    async def ids(self, body: ChatFields, text: str | None) -> tuple[int, ...]:
+        """The prompt of a request with this body, of `text` or, where that is None, of its messages; however long.
+        Raises `RequestError`."""
+        if text is None:
+            return await self._chat_ids(body, self._tools(body), limit=None)
+        (ids,) = await self._text_ids([text], body, limit=None)
+        return ids
+
+    def _tools(self, body: ChatFields) -> ToolUse:
+        return tool_use(body, self._call_format, wanted_grammar(body))
+
+    async def _text_ids(
+        self, prompts: Sequence[str | list[int]], body: CommonBody, *, limit: int | None
+    ) -> list[tuple[int, ...]]:
+        return await self._ids.of_prompts(
+            prompts, add_special_tokens=body.add_special_tokens is not False, limit=limit, kept=self._kept(body)
+        )
+
+    async def _chat_ids(self, body: ChatFields, tools: ToolUse, *, limit: int | None) -> tuple[int, ...]:
+        return await self._ids.of_chat(body, tools, limit=limit, kept=self._kept(body))
 
     async def _grammar(self, make: MakeGrammar | None) -> str:
         return "" if make is None else await self._ids.grammar(make)
@@ -161,12 +172,6 @@ class PromptMaker:
         )
         extras = answer_extras(self._codec, ids, body, params, echo)
         return Prompt(request, detokenizer, frozenset(params.stop_token_ids), extras, copy, body.choices)
-
-
-def _packed(ids: Sequence[int], kept: int | None) -> tuple[int, ...]:
-    """All of them or the last `kept`, as what the garbage collector does not go through: a prompt is held as long as
-    its request is open."""
-    return tuple(ids if kept is None else ids[-kept:])
 
 
 def answer_extras(

@@ -38,6 +38,7 @@ _NOT_SERVED: Mapping[str, tuple[Json, ...]] = {
     "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
+    "guided_whitespace_pattern": (),
     "length_penalty": (1,),
     "logits_processors": ([],),
     "modalities": (["text"],),
@@ -107,23 +108,17 @@ class CompletionBody(CommonBody, CompletionSampling):
     prompt: Json = None
 
 
-class ChatFields(BaseModel):
-    """What says how messages become a prompt. `messages` are checked in `inputs`.
+class ChatFields(CommonBody):
+    """What says how messages become a prompt. `messages` are checked in `inputs`, tools in `tools`.
 
     continue_final_message: the answer goes on with the last message, which is left open; no generation prompt then.
     """
 
     messages: Json = None
-    add_special_tokens: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Json] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-
-
-class ChatBody(CommonBody, ChatFields, ChatSampling):
-    """`POST /v1/chat/completions`."""
-
     max_completion_tokens: int | None = None
     tools: Json = None
     tool_choice: Json = None
@@ -135,6 +130,10 @@ class ChatBody(CommonBody, ChatFields, ChatSampling):
         if self.max_completion_tokens is not None:
             return "max_completion_tokens", self.max_completion_tokens
         return "max_tokens", self.max_tokens
+
+
+class ChatBody(ChatFields, ChatSampling):
+    """`POST /v1/chat/completions`."""
 
 
 def parse_body(kind: type[Body], data: bytes) -> Body:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from bulletserve.core.errors import ConfigError, UnknownModel
 from bulletserve.core.slo import Slo
+from bulletserve.server.call_formats import FORMATS
 from bulletserve.server.slo_fields import slo_classes
-from bulletserve.server.tool_calls import FORMATS
 
 _LONGEST_S = 1e9
 _ABOVE_ZERO = {

@@ -4,7 +4,7 @@ Knows nothing about tokens or tools. One of them at most; whatever a client send
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol, TypeAlias
@@ -51,6 +51,8 @@ class MakeGrammar:
         return size
 
 
+_FORMATS = ("text", "json_object", "json_schema")
+_OF_SCHEMA = ("name", "description", "strict", "schema")
 _KINDS = ("json", "regex", "choice", "grammar", "json_object")
 _GUIDED = {
     "guided_json": "json",
@@ -91,21 +93,35 @@ def wanted_grammar(body: AnswerFormat) -> MakeGrammar | None:
 
 
 def _of_format(value: Json) -> MakeGrammar | None:
-    """`response_format`."""
+    """`response_format`. Its schema may stand in `schema` too, where llama.cpp and others have it."""
     if value is None:
         return None
     param = "response_format"
     kind = value.get("type") if isinstance(value, dict) else None
+    if kind not in _FORMATS:
+        raise InvalidRequest(f"{param}.type must be text, json_object or json_schema", param=param)
+    named = kind == "json_schema" and value.get("schema") is None
+    _check_keys(value, ("type", *(() if kind == "text" else ("json_schema",) if named else ("schema",))), param)
     if kind == "text":
         return None
-    if kind == "json_object":
-        return MakeGrammar(lambda: json_grammar(ANY_OBJECT, param))
-    if kind != "json_schema":
-        raise InvalidRequest(f"{param}.type must be text, json_object or json_schema", param=param)
-    inner = value.get("json_schema")
-    if not isinstance(inner, dict) or not isinstance(inner.get("schema"), dict):
-        raise InvalidRequest(f"{param}.json_schema.schema must be a JSON schema, an object", param=param)
-    return _make("json", inner["schema"], param)
+    inner, where = (value.get("json_schema"), f"{param}.json_schema") if named else (value, param)
+    schema = inner.get("schema") if isinstance(inner, dict) else None
+    if kind == "json_object" and schema in (None, {}):
+        return _make("json_object", None, param)
+    if not isinstance(schema, dict):
+        raise InvalidRequest(f"{where}.schema must be a JSON schema, an object", param=param)
+    if named:
+        _check_keys(inner, _OF_SCHEMA, where)
+    return _make("json", schema, param)
+
+
+def _check_keys(value: Mapping[str, Json], known: Sequence[str], where: str) -> None:
+    """Raise for a key that says something that would not be heard."""
+    for name, inner in value.items():
+        if name not in known and inner is not None:
+            raise InvalidRequest(
+                f"{where} takes {' and '.join(known)} here, not {name:.100}", param=where.partition(".")[0]
+            )
 
 
 def _of_outputs(value: Json) -> MakeGrammar | None:

@@ -3,6 +3,7 @@
 Knows nothing about HTTP or the engine; `LLM` uses it offline as the server does online.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,18 +19,23 @@ from bulletserve.server.text_marks import TextMarks
 from bulletserve.server.token_bytes import open_character
 from bulletserve.server.tokenizer import Tokenizer, build_tokenizer
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class ChatStyle:
     """How messages become a prompt. `variables` are for the template, `template` is Jinja2 source in place of it.
 
     continue_final_message: the prompt ends with the content of the last message, so that the answer continues that.
+    needs_tools: the model is to call `tools` by itself, so it must see them.
     """
 
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     variables: Mapping[str, Any] = field(default_factory=dict)
     template: str | None = None
+    tools: Sequence[Mapping[str, Any]] = ()
+    needs_tools: bool = False
 
 
 class TextCodec:
@@ -50,6 +56,7 @@ class TextCodec:
         self.tokenizer = tokenizer
         self.eos_ids = frozenset(eos_ids)
         self._chat_template = chat_template
+        self._dropped: set[str] = set()
         self._bad_words: tuple[tuple[str, ...], list[tuple[int, ...]]] = (), []
 
     @classmethod
@@ -88,15 +95,16 @@ class TextCodec:
         """The text of a whole sequence of ids."""
         return self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
-    def render_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        style: ChatStyle = ChatStyle(),
-        tools: Sequence[Mapping[str, Any]] = (),
-    ) -> str:
+    @property
+    def shows_tools(self) -> bool:
+        """Whether the model gets to see tools in chats."""
+        return self._chat_template is not None and self._chat_template.shows_tools
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], style: ChatStyle = ChatStyle()) -> str:
         """A chat as prompt text for `encode_rendered`.
 
-        Raises `InvalidRequest` if there is no template, it refuses the messages or what it makes of them is no text.
+        Raises `InvalidRequest` if there is no template, it refuses the messages or what it makes of them is no text, or
+        it drops tools that are needed. What else it drops of tools is said once in the log.
         """
         template = self._chat_template if style.template is None else _compiled(style.template, self.tokenizer)
         if template is None:
@@ -105,15 +113,34 @@ class TextCodec:
                 "prompts (/v1/completions, generate without --chat)",
                 param="messages",
             )
+        if style.tools and not template.shows_tools:
+            if style.needs_tools:
+                raise InvalidRequest(
+                    'tool_choice "auto": the chat template shows the model no tools, so it would never call one: give '
+                    'bullet serve one that does with --chat-template FILE; "required" and a named tool work without',
+                    param="tool_choice",
+                )
+            self._warn_once("tools")
+        if not template.shows_calls and any(m.get("tool_calls") or m["role"] == "tool" for m in messages):
+            self._warn_once("earlier tool calls or their results")
         text = template.render(
             messages if self._marks is None else self._marks.mark(list(messages)),
             add_generation_prompt=style.add_generation_prompt,
             continue_final_message=style.continue_final_message,
             variables=style.variables if self._marks is None else self._marks.mark(dict(style.variables)),
-            tools=tools,
+            tools=style.tools,
         )
         check_text(text, "messages")
         return text
+
+    def _warn_once(self, dropped: str) -> None:
+        if dropped not in self._dropped:
+            self._dropped.add(dropped)
+            _log.warning(
+                "the chat template does not show the model %s, and a request has some: give one that does with "
+                "--chat-template FILE",
+                dropped,
+            )
 
     def encode_rendered(self, text: str, *, add_special_tokens: bool = False, tokens: int | None = None) -> list[int]:
         """The ids of what `render_chat` gave, where `tokens` is given perhaps only so many of the last.

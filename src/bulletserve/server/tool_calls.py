@@ -1,12 +1,13 @@
 """Finds the tool calls in an answer's text as it grows.
 
-Knows nothing about HTTP. Models write calls in a format of their own (`FORMATS`); answers kept by a grammar are a list
-of calls, or one call's arguments. Text that only may become a call is held back until that is certain; of a call the
-name comes first, then its arguments piece by piece.
+Knows nothing about HTTP. Models write calls in a format of their own (`call_formats`); answers kept by a grammar are a
+list of calls, or one call's arguments. Text that only may become a call is held back until that is certain; of a call
+the name comes first, then its arguments piece by piece.
 """
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple, Protocol, TypeAlias
 
 from bulletserve.server.call_scanner import CallScanner, NoCall
@@ -200,7 +201,8 @@ class JsonReader:
 
 
 class ListReader:
-    """A JSON list of calls and nothing else: what the grammar of "required" allows."""
+    """A JSON list of calls and nothing else: what the grammar of "required" allows. None of it is content, wherever it
+    is cut off."""
 
     def __init__(self) -> None:
         self._calls = Calls()
@@ -212,15 +214,13 @@ class ListReader:
             if not self._calls.inside and character == "{":
                 self._calls.begin()
             if self._calls.inside:
-                try:
+                with suppress(NoCall):
                     self._calls.feed(character, parts)
-                except NoCall as none:
-                    parts.append(str(none))
         return parts
 
     def finish(self) -> list[Part]:
-        """See `Reader`. The list may be cut off."""
-        return [raw] if self._calls.inside and (raw := self._calls.give_up()) else []
+        """See `Reader`."""
+        return []
 
 
 class NamedReader:
@@ -259,11 +259,3 @@ class CallReader:
         if self._most is None:
             return parts
         return [part for part in parts if isinstance(part, str) or part.call < self._most]
-
-
-FORMATS: Mapping[str, MakeReader] = {
-    "hermes": MarkedReader,
-    "qwen": MarkedReader,
-    "llama3_json": JsonReader,
-}
-"""Names of `--tool-call-parser`."""

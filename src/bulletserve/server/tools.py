@@ -5,12 +5,13 @@ whatever the model; "auto" leaves the choice to it and needs a reader of its for
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from bulletserve.core.errors import InvalidRequest
-from bulletserve.grammar.texts import json_grammar
-from bulletserve.server.protocol import ChatBody
+from bulletserve.server.call_formats import CallFormat, EitherReader
+from bulletserve.server.call_grammars import arguments_grammar, beside_grammar, list_grammar
+from bulletserve.server.protocol import ChatFields
 from bulletserve.server.structured import MakeGrammar
 from bulletserve.server.tool_calls import CallReader, ListReader, MakeReader, NamedReader
 
@@ -24,22 +25,25 @@ _LONGEST_NAME = 64
 @dataclass(frozen=True, slots=True)
 class ToolUse:
     """`listed`: what the chat template shows. `make_reader`: finds calls in the answer's text, None where there can be
-    none. `make_grammar`: what the answer must fit."""
+    none. `make_grammar`: what the answer must fit. `by_itself`: the model calls them only if it has seen them."""
 
-    listed: Sequence[dict[str, Json]] = ()
+    listed: list[dict[str, Json]] = field(default_factory=list)
     make_reader: MakeReader | None = None
     make_grammar: MakeGrammar | None = None
+    by_itself: bool = False
 
 
-def tool_use(body: ChatBody, auto: MakeReader | None) -> ToolUse:
-    """What a request says about tools. `auto`: the reader of the model's own format, where the operator set one.
+def tool_use(body: ChatFields, auto: CallFormat | None, answer: MakeGrammar | None) -> ToolUse:
+    """What a request says about tools. `auto`: the model's own format, where the operator set one; `answer`: what an
+    answer must fit that is no call.
 
-    Raises `InvalidRequest` for tools that are none, a choice that names none of them, or "auto" without a reader.
+    Raises `InvalidRequest` for tools that are none, a choice that names none of them, or "auto" without a format.
     """
     tools = _tools(body.tools)
     choice = _choice(body.tool_choice, tools)
+    several = body.parallel_tool_calls is not False
     if choice == "none":
-        return ToolUse(tools)
+        return ToolUse(tools, make_grammar=answer)
     if choice == "auto":
         if auto is None:
             raise InvalidRequest(
@@ -47,15 +51,32 @@ def tool_use(body: ChatBody, auto: MakeReader | None) -> ToolUse:
                 '"required" and a named tool work without',
                 param="tool_choice",
             )
-        most = None if body.parallel_tool_calls is not False else 1
-        return ToolUse(tools, lambda: CallReader(auto(), most))
+        return _by_itself(tools, auto, answer, several=several)
     if choice == "required":
-        schema = _calls_schema(tools, several=body.parallel_tool_calls is not False)
-        return ToolUse(tools, ListReader, MakeGrammar(lambda: json_grammar(schema, "tools"), schema))
+        return ToolUse(tools, ListReader, MakeGrammar(lambda: list_grammar(tools, several=several), tools))
     name = choice.removeprefix("=")
-    parameters = next(_parameters(tool) for tool in tools if tool["function"]["name"] == name)
-    make = MakeGrammar(lambda: json_grammar(parameters, "tools"), parameters)
-    return ToolUse(tools, lambda: NamedReader(name), make)
+    named = next(tool for tool in tools if tool["function"]["name"] == name)
+    return ToolUse(tools, lambda: NamedReader(name), MakeGrammar(lambda: arguments_grammar(named), named))
+
+
+def _by_itself(tools: list[dict[str, Json]], auto: CallFormat, answer: MakeGrammar | None, *, several: bool) -> ToolUse:
+    """The model calls or answers, as it likes."""
+    make_reader, marks = auto
+    most = None if several else 1
+    if answer is None:
+        return ToolUse(tools, lambda: CallReader(make_reader(), most), by_itself=True)
+    if marks is None:
+        raise InvalidRequest(
+            "calls of this model's format cannot be told from an answer that has a format: with tools and a format set "
+            'tool_choice to "none", "required" or a named tool',
+            param="tool_choice",
+        )
+    return ToolUse(
+        tools,
+        lambda: EitherReader(make_reader(), marks[0]),
+        MakeGrammar(lambda: beside_grammar(answer(), tools, marks, several=several), [answer.of, tools]),
+        by_itself=True,
+    )
 
 
 def _tools(tools: Json) -> list[dict[str, Json]]:
@@ -103,32 +124,3 @@ def _choice(choice: Json, tools: Sequence[dict[str, Json]]) -> str:
     if not tools:
         raise InvalidRequest('tool_choice "required" needs tools', param="tool_choice")
     return str(choice)
-
-
-def _parameters(tool: dict[str, Json]) -> dict[str, Json]:
-    parameters = tool["function"].get("parameters")
-    return parameters if parameters else {"type": "object", "properties": {}}
-
-
-def _calls_schema(tools: Sequence[dict[str, Json]], *, several: bool) -> dict[str, Json]:
-    """A list of calls. Definitions move from each tool's schema to the root, which their references start from."""
-    shared: dict[str, dict[str, Json]] = {"$defs": {}, "definitions": {}}
-    calls = []
-    for tool in tools:
-        parameters = dict(_parameters(tool))
-        for keyword, known in shared.items():
-            inner = parameters.pop(keyword, None)
-            for name, schema in inner.items() if isinstance(inner, dict) else ():
-                if known.setdefault(name, schema) != schema:
-                    raise InvalidRequest(f"tools: two of them define {name!r:.100} differently", param="tools")
-        calls.append(
-            {
-                "type": "object",
-                "properties": {"name": {"const": tool["function"]["name"]}, "parameters": parameters},
-                "required": ["name", "parameters"],
-                "additionalProperties": False,
-            }
-        )
-    limit = {} if several else {"maxItems": 1}
-    defined = {keyword: known for keyword, known in shared.items() if known}
-    return {"type": "array", "minItems": 1, **limit, "items": {"anyOf": calls}, **defined}
