@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -359,3 +360,16 @@ def test_the_operator_is_told_at_the_start(
 def test_an_unknown_parser_is_named() -> None:
     with pytest.raises(ConfigError, match="--tool-call-parser must be one of hermes"):
         replace(SETTINGS, tool_call_parser="other")
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "look"}}])
+@pytest.mark.parametrize("depth", [150, 300, 480, 900])
+def test_parameters_that_are_nested_too_deeply(hermes: Served, choice: Any, depth: int) -> None:
+    parameters = '{"type": "object", "properties": {"a": ' * depth + "{}" + "}}" * depth
+    tool = f'{{"type": "function", "function": {{"name": "look", "parameters": {parameters}}}}}'
+    content = (
+        f'{{"messages": [{{"role": "user", "content": "a"}}], "tools": [{tool}], "tool_choice": {json.dumps(choice)}}}'
+    )
+    answer = httpx.post(f"{hermes.url}/v1/chat/completions", content=content)
+    assert answer.status_code == 400, answer.text
+    assert "nested too deeply" in answer.text or "recursion limit" in answer.text, answer.text

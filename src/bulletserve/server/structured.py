@@ -34,7 +34,10 @@ class MakeGrammar:
 
     def __call__(self) -> str:
         """The grammar."""
-        return self.make()
+        try:
+            return self.make()
+        except RecursionError:
+            raise InvalidRequest("a schema or the parameters of a tool are nested too deeply") from None
 
     @property
     def size(self) -> int:
