@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -131,6 +132,25 @@ def test_sigterm_to_the_whole_group_lets_streams_finish(tmp_path: Path) -> None:
         assert list(lines)[-2:] == ["data: [DONE]", ""]
     assert served.process.wait(30) == 0
     served.close()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_server_whose_words_cannot_be_written_serves(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [BULLET, "serve", tmp_path / "config.json", "--load-format", "dummy", "--port", str(port)]
+    with Path("/dev/full").open("w") as full, subprocess.Popen(command, stdout=full) as process:
+        deadline_s = time.monotonic() + 60
+        while process.poll() is None and time.monotonic() < deadline_s:
+            try:
+                assert httpx.get(f"http://127.0.0.1:{port}/version").status_code == 200
+                break
+            except httpx.TransportError:
+                time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
 
 
 def test_sigterm_while_loading_ends_at_once(tmp_path: Path) -> None:

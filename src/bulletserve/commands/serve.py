@@ -6,6 +6,7 @@ and what signals mean.
 
 import argparse
 import logging
+import os
 import signal
 import sys
 from dataclasses import replace
@@ -78,14 +79,14 @@ def run(options: argparse.Namespace) -> int:
     engine = WatchedEngine(config, record)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # while loading: as Ctrl-C
     try:
-        print(f"loading {checkpoint.name} ...", flush=True)
+        _say(f"loading {checkpoint.name} ...")
         info = engine.start()
         server = HttpServer(engine.front_end, info, codec, settings, defaults, listener, watchers)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: engine.end(server))
-        print(f"{info.describe()}, policy {info.policy}", *info.notes, sep="\n", flush=True)
+        _say(f"{info.describe()}, policy {info.policy}", *info.notes)
         host = f"[{options.host}]" if ":" in options.host else options.host
-        print(f"ready: http://{host}:{server.port}/v1, model {settings.served_names[0]}", flush=True)
+        _say(f"ready: http://{host}:{server.port}/v1, model {settings.served_names[0]}")
         engine.watch(server)
         server.run()
         return engine.status
@@ -98,6 +99,14 @@ def run(options: argparse.Namespace) -> int:
         for watcher in watchers:
             if isinstance(watcher, Tracing):
                 watcher.close()
+
+
+def _say(*lines: str) -> None:
+    """For whoever looks on; a full disk or a closed pipe is no reason not to serve."""
+    try:
+        print(*lines, sep="\n", flush=True)
+    except OSError:
+        sys.stdout = Path(os.devnull).open("w")
 
 
 def _set_up_log(options: argparse.Namespace) -> None:

@@ -1,18 +1,28 @@
 """One client's connection, with the limits that the HTTP server itself does not have.
 
-Knows nothing about requests. There are two ways to hold a connection for ever: to send a header byte by byte (or
-nothing at all), and to stop reading an answer; and one to fill memory: a header without an end. Bodies have limits of
-their own (`request_body`).
+Knows nothing about requests. A connection can be held for ever by who sends nothing, or little at a time, and by who
+reads nothing; memory can be filled by what is neither a body nor at an end: headers, trailers, what frames chunks. So
+there is always a time limit for whoever's turn it is, and such bytes are counted. Bodies have limits of their own while
+they are wanted (`request_body`); where an answer is there before its request has ended, the rest is read for a moment
+and thrown away (bytes that come to a closed socket make the kernel reset the connection, and a reset can overtake the
+answer), and the connection closes.
 """
 
 import asyncio
 import json
+from collections.abc import Callable
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from bulletserve.server.http_errors import HttpError, error_object
+from bulletserve.server.upgrades import without_upgrade
 
 HEADER_LIMIT_BYTES = 65536
+"""Of one request's line, headers and trailers; and, to within one read, of what belongs to nothing yet."""
+
+LINGER_S = 1.0
+LINGER_BYTES = 16 * 1024 * 1024
 
 
 def limited_connections(header_timeout_s: float, write_timeout_s: float) -> type[asyncio.Protocol]:
@@ -24,9 +34,15 @@ def limited_connections(header_timeout_s: float, write_timeout_s: float) -> type
 
     class LimitedConnection(HttpToolsProtocol):
         _header_timer: asyncio.TimerHandle | None = None
-        _in_header = False
-        _header_bytes = 0
         _write_timer: asyncio.TimerHandle | None = None
+        _in_header = False
+        _in_message = False
+        _keeps_alive = True
+        _header_bytes = 0
+        _unknown_bytes = 0
+        _too_large = False
+        _refusal: HttpError | None = None
+        _thrown_away: int | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -34,29 +50,94 @@ def limited_connections(header_timeout_s: float, write_timeout_s: float) -> type
             self._wait_for_header()
 
         def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            self._header_bytes = self._header_bytes + len(data) if self._in_header else 0
-            if self._header_bytes > HEADER_LIMIT_BYTES and not self.transport.is_closing():
-                self._refuse(HttpError(431, f"the header is larger than the limit of {HEADER_LIMIT_BYTES} bytes"))
+            if self._thrown_away is not None:
+                self._throw_away(len(data))
+                return
+            self._unset_keepalive_if_required()
+            self._unknown_bytes += len(data)
+            self._feed(data)
+            if self._thrown_away is not None or self.transport.is_closing():
+                return
+            if self._unknown_bytes > HEADER_LIMIT_BYTES:
+                self._refuse(_header_too_large())
+            elif not self._in_message and not self._is_answering:
+                self._wait_for_header()  # of a request that may be about to begin
 
-        def send_400_response(self, msg: str) -> None:
-            self._refuse(HttpError(400, "this is no HTTP request"))
+        def _feed(self, data: bytes) -> None:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                if self.parser.get_method() == b"CONNECT":
+                    self._refuse(HttpError(405, "method not allowed"))
+                    return
+                head = without_upgrade(self.parser, self.url, self.headers)
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as at first
+                self._feed(head + data[upgrade.args[0] :])
+            except httptools.HttpParserError:
+                self._refuse(_header_too_large() if self._too_large else HttpError(400, "this is no HTTP request"))
+
+        # what the parser finds: each is the end of what was unknown
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
-            self._in_header = True
-            if self._header_timer is None and (self.cycle is None or self.cycle.response_complete):
+            self._in_header = self._in_message = True
+            self._header_bytes = self._unknown_bytes = 0
+            if not self._is_answering:
                 self._wait_for_header()
 
+        def on_url(self, url: bytes) -> None:
+            super().on_url(url)
+            self._count(len(url))
+
+        def on_header(self, name: bytes, value: bytes) -> None:
+            self._count(len(name) + len(value) + len(b": \r\n"))
+            if self._in_header:  # else it is a trailer, which nobody asks for
+                super().on_header(name, value)
+
         def on_headers_complete(self) -> None:
-            _cancel(self._header_timer)
-            self._header_timer, self._in_header = None, False
+            self._unknown_bytes = 0
+            if self.parser.should_upgrade():
+                return
+            self._stop_waiting()
+            self._in_header = False
             super().on_headers_complete()
+            self._keeps_alive, self.cycle.keep_alive = self.cycle.keep_alive, False  # unless all of it is read
+            self.cycle.transport = _Answers(self.transport, self._close_after_answer)  # type: ignore[assignment]
+
+        def on_chunk_header(self) -> None:
+            self._unknown_bytes = 0
+
+        def on_body(self, body: bytes) -> None:
+            self._unknown_bytes = 0
+            super().on_body(body)
+
+        def on_message_complete(self) -> None:
+            self._unknown_bytes = 0
+            if self.parser.should_upgrade():
+                return
+            self._in_message = False
+            if not self.cycle.response_started:
+                self.cycle.keep_alive = self._keeps_alive
+            super().on_message_complete()
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
-            if self._in_header:  # of a request behind this one: it was we who read nothing meanwhile
+            if self.transport.is_closing() or self._is_answering:
+                return
+            if self._thrown_away is not None:
+                self._unset_keepalive_if_required()
+                if self._refusal is not None:
+                    self._tell(self._refusal)
+            elif self._in_header:  # of a request behind this one: it was we who read nothing meanwhile
                 self._wait_for_header()
+
+        # whose turn it is
+
+        @property
+        def _is_answering(self) -> bool:
+            """Whether a request that has a header is not answered yet."""
+            return self.cycle is not None and not self.cycle.response_complete
 
         def pause_writing(self) -> None:
             super().pause_writing()
@@ -66,12 +147,16 @@ def limited_connections(header_timeout_s: float, write_timeout_s: float) -> type
             super().resume_writing()
             _cancel(self._write_timer)
 
+        def shutdown(self) -> None:
+            self._keeps_alive = False
+            super().shutdown()
+
         def timeout_keep_alive_handler(self) -> None:
             super().timeout_keep_alive_handler()
             self._wait_for_reader()  # what was written is sent before it closes
 
         def connection_lost(self, exc: Exception | None) -> None:
-            _cancel(self._header_timer)
+            self._stop_waiting()
             _cancel(self._write_timer)
             super().connection_lost(exc)
 
@@ -84,17 +169,79 @@ def limited_connections(header_timeout_s: float, write_timeout_s: float) -> type
             _cancel(self._write_timer)
             self._write_timer = self.loop.call_later(write_timeout_s, self._wait_for_reader, left_bytes)
 
+        def _wait_for_header(self) -> None:
+            if self._header_timer is None:
+                self._header_timer = self.loop.call_later(header_timeout_s, self.transport.abort)
+
+        def _stop_waiting(self) -> None:
+            _cancel(self._header_timer)
+            self._header_timer = None
+
+        # the end
+
+        def _count(self, header_bytes: int) -> None:
+            self._unknown_bytes = 0
+            self._header_bytes += header_bytes
+            if self._header_bytes > HEADER_LIMIT_BYTES:
+                self._too_large = True
+                raise ValueError("the header is too large")  # ends the parser's work
+
         def _refuse(self, error: HttpError) -> None:
+            """Nothing more is parsed. Requests before this one are answered first."""
+            self._stop_waiting()
+            self._thrown_away = 0
+            if self._is_answering and not self._in_header:  # the request whose body this is
+                self.cycle.disconnected = True
+                self.cycle.message_event.set()
+                if self.cycle.response_started:
+                    self.transport.abort()
+                    return
+            elif self._is_answering:
+                self._refusal = error
+                return
+            self._tell(error)
+
+        def _tell(self, error: HttpError) -> None:
             body = json.dumps(error_object(error)).encode()
             kind = b"content-type: application/json\r\nconnection: close\r\n"
             length = b"content-length: %d\r\n\r\n" % len(body)
             self.transport.write(STATUS_LINE[error.status] + kind + length + body)
-            self.transport.close()
+            self._linger()
 
-        def _wait_for_header(self) -> None:
-            self._header_timer = self.loop.call_later(header_timeout_s, self.transport.abort)
+        def _close_after_answer(self) -> None:
+            if self._in_message and not self._in_header and not self._is_answering:
+                self._linger()
+            else:
+                self._close()
+
+        def _linger(self) -> None:
+            self._thrown_away = 0
+            self._stop_waiting()
+            self._header_timer = self.loop.call_later(LINGER_S, self._close)
+
+        def _close(self) -> None:
+            if not self.transport.is_closing():
+                self.transport.close()
+                self._wait_for_reader()
+
+        def _throw_away(self, more_bytes: int) -> None:
+            assert self._thrown_away is not None
+            self._thrown_away += more_bytes
+            if self._thrown_away > LINGER_BYTES:
+                self.transport.abort()
 
     return LimitedConnection
+
+
+class _Answers:
+    """A transport as an answer sees it: how it closes is the connection's matter."""
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        self.write, self.is_closing, self.close = transport.write, transport.is_closing, close
+
+
+def _header_too_large() -> HttpError:
+    return HttpError(431, f"the header is larger than the limit of {HEADER_LIMIT_BYTES} bytes")
 
 
 def _cancel(timer: asyncio.TimerHandle | None) -> None:

@@ -4,20 +4,16 @@ Knows nothing about routes. No error carries a stack trace or repeats the reques
 status decides what clients do: they retry 408, 429 and 5xx, so a client's own mistake must never be one of these.
 """
 
-import asyncio
 import json
 import math
 from http import HTTPStatus
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from bulletserve.core.errors import BulletError, EngineDied, Overloaded, RequestError
 
 LONGEST_RETRY_S = 3600.0
-_LINGER_S = 1.0
-_LINGER_BYTES = 16 * 2**20
 _LONGEST_MESSAGE = 1000
 
 
@@ -60,8 +56,7 @@ def error_response(error: Exception) -> Response:
         headers["retry-after"] = "1"
     elif status_of(error) == 401:
         headers["www-authenticate"] = "Bearer"
-    kind = LastResponse if status_of(error) in (408, 413) else Response
-    return kind(json.dumps(error_object(error)), status_of(error), headers, "application/json")
+    return Response(json.dumps(error_object(error)), status_of(error), headers, "application/json")
 
 
 def plain_error(status: int, headers: dict[str, str] | None = None) -> Response:
@@ -69,29 +64,6 @@ def plain_error(status: int, headers: dict[str, str] | None = None) -> Response:
     response = error_response(HttpError(status, HTTPStatus(status).phrase.lower()))
     response.headers.update(headers or {})
     return response
-
-
-class LastResponse(Response):
-    """Closes the connection, for requests whose body will not be read.
-
-    Bytes that are still coming make the kernel reset the connection, and a reset can overtake the answer. So the
-    answer is sent at once, and what comes in the next second, up to 16 MiB, is read and thrown away before the
-    connection closes.
-    """
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, linger, close."""
-        headers = [*self.raw_headers, (b"connection", b"close")]
-        await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
-        await send({"type": "http.response.body", "body": self.body, "more_body": True})
-        try:
-            async with asyncio.timeout(_LINGER_S):
-                left = _LINGER_BYTES
-                while left > 0 and (message := await receive()).get("more_body"):
-                    left -= len(message["body"])
-        except TimeoutError:
-            pass
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def on_error(_: Request, error: Exception) -> Response:
