@@ -106,7 +106,7 @@ def _say(*lines: str) -> None:
     try:
         print(*lines, sep="\n", flush=True)
     except OSError:
-        sys.stdout = Path(os.devnull).open("w")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _set_up_log(options: argparse.Namespace) -> None:
