@@ -37,6 +37,7 @@ def limited_connections(header_timeout_s: float, write_timeout_s: float) -> type
         _write_timer: asyncio.TimerHandle | None = None
         _in_header = False
         _in_message = False
+        _unanswered = 0
         _keeps_alive = True
         _header_bytes = 0
         _unknown_bytes = 0
@@ -60,7 +61,7 @@ def limited_connections(header_timeout_s: float, write_timeout_s: float) -> type
                 return
             if self._unknown_bytes > HEADER_LIMIT_BYTES:
                 self._refuse(_header_too_large())
-            elif not self._in_message and not self._is_answering:
+            elif not self._in_message and not self._unanswered:
                 self._wait_for_header()  # of a request that may be about to begin
 
         def _feed(self, data: bytes) -> None:
@@ -83,7 +84,7 @@ def limited_connections(header_timeout_s: float, write_timeout_s: float) -> type
             super().on_message_begin()
             self._in_header = self._in_message = True
             self._header_bytes = self._unknown_bytes = 0
-            if not self._is_answering:
+            if not self._unanswered:
                 self._wait_for_header()
 
         def on_url(self, url: bytes) -> None:
@@ -101,6 +102,7 @@ def limited_connections(header_timeout_s: float, write_timeout_s: float) -> type
                 return
             self._stop_waiting()
             self._in_header = False
+            self._unanswered += 1
             super().on_headers_complete()
             self._keeps_alive, self.cycle.keep_alive = self.cycle.keep_alive, False  # unless all of it is read
             self.cycle.transport = _Answers(self.transport, self._close_after_answer)  # type: ignore[assignment]
@@ -122,8 +124,9 @@ def limited_connections(header_timeout_s: float, write_timeout_s: float) -> type
             super().on_message_complete()
 
         def on_response_complete(self) -> None:
+            self._unanswered -= 1
             super().on_response_complete()
-            if self.transport.is_closing() or self._is_answering:
+            if self.transport.is_closing() or self._unanswered:
                 return
             if self._thrown_away is not None:
                 self._unset_keepalive_if_required()
@@ -133,11 +136,6 @@ def limited_connections(header_timeout_s: float, write_timeout_s: float) -> type
                 self._wait_for_header()
 
         # whose turn it is
-
-        @property
-        def _is_answering(self) -> bool:
-            """Whether a request that has a header is not answered yet."""
-            return self.cycle is not None and not self.cycle.response_complete
 
         def pause_writing(self) -> None:
             super().pause_writing()
@@ -190,13 +188,18 @@ def limited_connections(header_timeout_s: float, write_timeout_s: float) -> type
             """Nothing more is parsed. Requests before this one are answered first."""
             self._stop_waiting()
             self._thrown_away = 0
-            if self._is_answering and not self._in_header:  # the request whose body this is
-                self.cycle.disconnected = True
-                self.cycle.message_event.set()
-                if self.cycle.response_started:
-                    self.transport.abort()
-                    return
-            elif self._is_answering:
+            if self._in_message and not self._in_header:  # the body, or a trailer, of the last request is at fault
+                if self.pipeline:
+                    self.pipeline.popleft()
+                    self._unanswered -= 1
+                else:
+                    self.cycle.disconnected = True
+                    self.cycle.message_event.set()
+                    if self.cycle.response_started:
+                        self.transport.abort()
+                        return
+                    self._unanswered = 0
+            if self._unanswered:
                 self._refusal = error
                 return
             self._tell(error)
@@ -209,7 +212,7 @@ def limited_connections(header_timeout_s: float, write_timeout_s: float) -> type
             self._linger()
 
         def _close_after_answer(self) -> None:
-            if self._in_message and not self._in_header and not self._is_answering:
+            if self._in_message and not self._in_header and self._unanswered == 1:
                 self._linger()
             else:
                 self._close()
