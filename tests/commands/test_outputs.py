@@ -110,6 +110,7 @@ def test_where_samples_are_fitted_again_is_tried_out_before_the_fit(
 ) -> None:
     monkeypatch.setattr(calibrate, "load_measurements", lambda path: None)
     monkeypatch.setattr(calibrate, "_conclude", lambda *_: pytest.fail("the work has begun"))
+    (tmp_path / "x.samples.json").write_text("{}")
     (tmp_path / "x.json").mkdir()
     assert bullet("calibrate", "--from", tmp_path / "x.samples.json") == 1
     assert "x.json: that is a folder" in capsys.readouterr().err
