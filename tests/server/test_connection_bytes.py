@@ -117,6 +117,17 @@ def test_connect_is_refused(hasty: Served) -> None:
         assert received(connection).startswith(b"HTTP/1.1 405")
 
 
+@pytest.mark.parametrize("before", [b"", GET, post(BODY)])
+@pytest.mark.parametrize("address", [b"/\xff", b"//[", b"http://[::1", b"*", b"x", b"/%ff%00", b"http://x:99999999/"])
+def test_odd_addresses(hasty: Served, before: bytes, address: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    hasty.say("b")
+    with connect(hasty) as connection:
+        connection.sendall(before + b"GET " + address + b" HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        answers = received(connection)
+    assert answers.count(b"HTTP/1.1 200") == bool(before) and answers.count(b"HTTP/1.1 40") == 1, answers
+    assert not [each for each in caplog.records if each.exc_info]
+
+
 def test_thousands_of_requests_in_one_go(hasty: Served) -> None:
     with connect(hasty) as connection:
         connection.sendall(GET * 3000)

@@ -100,10 +100,10 @@ def limited_connections(header_timeout_s: float, write_timeout_s: float) -> type
             self._unknown_bytes = 0
             if self.parser.should_upgrade():
                 return
+            super().on_headers_complete()  # raises for an address that is none
             self._stop_waiting()
             self._in_header = False
             self._unanswered += 1
-            super().on_headers_complete()
             self._keeps_alive, self.cycle.keep_alive = self.cycle.keep_alive, False  # unless all of it is read
             self.cycle.transport = _Answers(self.transport, self._close_after_answer)  # type: ignore[assignment]
 
