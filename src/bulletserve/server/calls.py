@@ -54,12 +54,12 @@ class Delta(NamedTuple):
 
 class Answer:
     """The answer to one prompt. `tokens` counts all that were generated, shown or not. `place`: where its last delta
-    was put in line."""
+    was put in line. It knows nothing of its call, which holds it: a circle would live until the garbage collector comes,
+    and thousands of them make that a pause."""
 
     __slots__ = (
         "admitted_s",
         "cached_tokens",
-        "call",
         "choice",
         "end",
         "first_token_s",
@@ -71,9 +71,8 @@ class Answer:
         "told",
     )
 
-    def __init__(self, prompt: Prompt, call: "Call", choice: int) -> None:
+    def __init__(self, prompt: Prompt, choice: int) -> None:
         self.prompt = prompt
-        self.call = call
         self.choice = choice
         self.tokens = 0
         self.place = 0
@@ -106,7 +105,7 @@ class Call:
     __slots__ = ("_deltas", "_waiter", "answers", "error", "gone", "streaming", "unfinished")
 
     def __init__(self, prompts: Sequence[Prompt], *, streaming: bool) -> None:
-        self.answers = [Answer(prompt, self, choice) for choice, prompt in enumerate(prompts)]
+        self.answers = [Answer(prompt, choice) for choice, prompt in enumerate(prompts)]
         self.unfinished = len(self.answers)
         self.streaming = streaming
         self.error: BulletError | None = None

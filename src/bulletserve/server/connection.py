@@ -157,6 +157,10 @@ def limited_connections(header_timeout_s: float, write_timeout_s: float) -> type
             self._stop_waiting()
             _cancel(self._write_timer)
             super().connection_lost(exc)
+            # What would keep this connection alive until the garbage collector comes, whose pauses grow with what it
+            # finds: an answer's way to close it.
+            self.cycle = None  # type: ignore[assignment]
+            self.pipeline.clear()
 
         def _wait_for_reader(self, full_bytes: int | None = None) -> None:
             """Look again after the limit: less in the buffer than before means that somebody reads, if slowly."""

@@ -53,7 +53,7 @@ class OpenRequests:
         self._max_waiting = max_waiting
         self._status_limit_s = status_limit_s
         self._step_limit_s = step_limit_s
-        self._open: dict[int, Answer] = {}
+        self._open: dict[int, tuple[Call, Answer]] = {}
         self._waiting = 0
         self._ends = EndRate()
         self._ids = itertools.count(1)
@@ -127,7 +127,7 @@ class OpenRequests:
         self._engine.submit([prompt.request for prompt in prompts])
         call = Call(prompts, streaming=streaming)
         for answer in call.answers:
-            self._open[answer.prompt.request.id] = answer
+            self._open[answer.prompt.request.id] = call, answer
         self._more_wait(len(prompts))
         return call
 
@@ -171,7 +171,7 @@ class OpenRequests:
             ids = [a.prompt.request.id for a in call.answers if a.prompt.request.id in self._open]
             self._abort(ids)
             for request_id in ids:
-                self._forget(self._open[request_id], "abort")
+                self._forget(request_id, "abort")
 
     def _receive(self, message: ToFront) -> None:
         if isinstance(message, Output):
@@ -188,13 +188,15 @@ class OpenRequests:
         matched: list[int] = []
         for place, (request_id, cached_tokens) in enumerate(output.first_tokens):
             if request_id in opened:
-                opened[request_id].cached_tokens = cached_tokens
-                opened[request_id].admitted_s = output.admitted_s[place] if output.admitted_s else now_s
+                _, answer = opened[request_id]
+                answer.cached_tokens = cached_tokens
+                answer.admitted_s = output.admitted_s[place] if output.admitted_s else now_s
         told = self._told(output) if output.logprobs or output.prompt_logprobs else {}
         for request_id, token in zip(output.request_ids, output.tokens, strict=True):
-            answer = opened.get(request_id)
-            if answer is None:  # the client left or a stop string matched, and the engine does not know yet
+            entry = opened.get(request_id)
+            if entry is None:  # the client left or a stop string matched, and the engine does not know yet
                 continue
+            call, answer = entry
             extras = answer.prompt.extras
             if extras is not None and extras.silent:
                 answer.last_token_s = now_s
@@ -212,22 +214,21 @@ class OpenRequests:
             text = answer.prompt.detokenizer.push(token)
             if answer.prompt.detokenizer.matched is not None:
                 matched.append(request_id)
-                self._finish(answer, text, End("stop", answer.prompt.detokenizer.matched))
+                self._finish(call, answer, text, End("stop", answer.prompt.detokenizer.matched))
             elif text:
-                answer.call.add(answer, text)
+                call.add(answer, text)
         self.metrics.generation_tokens += len(output.tokens)
         if output.tokens:
             self.metrics.turn_tokens.observe(len(output.tokens))
         for finished in output.finished:
-            answer = opened.get(finished.request_id)
-            if answer is not None:
-                self._finished(answer, finished)
+            if finished.request_id in opened:
+                self._finished(*opened[finished.request_id], finished)
         self._abort(matched)
 
     def _told(self, output: Output) -> dict[int, Iterator[TokenLogprobs]]:
         """What is told of the tokens of each request, in order; hands on at once what is told of prompts."""
         for request_id, first, several in output.prompt_logprobs:
-            answer = self._open.get(request_id)
+            _, answer = self._open.get(request_id, (None, None))
             if answer is not None and answer.prompt.extras is not None:
                 answer.prompt.extras.hear_of_prompt(first, several)
         told: dict[int, list[TokenLogprobs]] = {}
@@ -241,7 +242,7 @@ class OpenRequests:
         self.metrics.prompt_tokens += answer.prompt_tokens
         self.metrics.first_token_s.observe(now_s - answer.prompt.request.arrival_s)
 
-    def _finished(self, answer: Answer, finished: Finished) -> None:
+    def _finished(self, call: Call, answer: Answer, finished: Finished) -> None:
         if finished.reason in (FinishReason.STOP, FinishReason.LENGTH):
             stop_id = finished.stop_id if finished.stop_id in answer.prompt.named_stop_ids else None
             text = answer.prompt.detokenizer.finish()
@@ -249,15 +250,15 @@ class OpenRequests:
             end = End(finished.reason.value, stop_id) if matched is None else End("stop", matched)
             if answer.prompt.extras is not None and answer.prompt.extras.silent:
                 end = End("length")
-            self._finish(answer, text, end)
+            self._finish(call, answer, text, end)
             return
-        self._forget(answer, "abort" if finished.reason is FinishReason.ABORT else "error")
-        answer.call.fail(_failure(finished))
+        self._forget(finished.request_id, "abort" if finished.reason is FinishReason.ABORT else "error")
+        call.fail(_failure(finished))
 
-    def _finish(self, answer: Answer, text: str, end: End) -> None:
-        self._forget(answer, end.finish_reason)
-        answer.call.finish(answer, text, end)
+    def _finish(self, call: Call, answer: Answer, text: str, end: End) -> None:
         request = answer.prompt.request
+        self._forget(request.id, end.finish_reason)
+        call.finish(answer, text, end)
         self.metrics.answered(
             request.slo,
             AnswerTimes(request.arrival_s, answer.admitted_s, answer.first_token_s, answer.last_token_s),
@@ -268,8 +269,8 @@ class OpenRequests:
         if not answer.prompt.copy:
             self.metrics.request_n.observe(answer.prompt.copies)
 
-    def _forget(self, answer: Answer, reason: str) -> None:
-        del self._open[answer.prompt.request.id]
+    def _forget(self, request_id: int, reason: str) -> None:
+        _, answer = self._open.pop(request_id)
         if not answer.tokens:
             self._more_wait(-1)
         elif reason != "error":
@@ -277,9 +278,9 @@ class OpenRequests:
         self.metrics.finished[reason] += 1
 
     def _fail_all(self, error: BulletError) -> None:
-        for answer in list(self._open.values()):
-            self._forget(answer, "error")
-            answer.call.fail(error)
+        for request_id, (call, _) in list(self._open.items()):
+            self._forget(request_id, "error")
+            call.fail(error)
 
     def _abort(self, request_ids: Sequence[int]) -> None:
         if request_ids and self._engine is not None:
