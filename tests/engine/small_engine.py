@@ -28,8 +28,10 @@ from bulletserve.scheduler.inbox import MonotonicClock, QueueInbox
 from bulletserve.scheduler.kv_ledger import KvLedger
 from bulletserve.scheduler.loop import Loop
 from bulletserve.scheduler.policies import make_policy
+from bulletserve.scheduler.policy import Policy
 from bulletserve.scheduler.state import State
 from bulletserve.telemetry.collector import Collector
+from tests.scheduler.random_policy import RandomPolicy
 
 SHAPE = ModelShape("llama", 4, 32, 64, 4, 2, 8, 211, 512, tied_embeddings=True)
 BLOCK_SIZE = 4
@@ -62,7 +64,7 @@ class SmallEngine:
         if loop is None:
             ledger = KvLedger(self.limits.total_blocks + 1, self.limits.block_size, caching)
             state = State(self.limits, ledger)
-            loop = Loop(state, make_policy(policy), self.executor, self.inbox, MonotonicClock(), collector)
+            loop = Loop(state, policy_of(policy), self.executor, self.inbox, MonotonicClock(), collector)
         loop._outlet = collector
         self.executor.before_step = delay
         now_s = time.monotonic()
@@ -85,6 +87,11 @@ class SmallEngine:
         assert loop.state.is_idle and not collector.open, "requests are left"
         assert loop.state.ledger.used_blocks == 0
         return collector, loop
+
+
+def policy_of(spec: str) -> Policy:
+    """`random` does anything that a plan may do, for thousands of decisions."""
+    return RandomPolicy(0, 5000) if spec == "random" else make_policy(spec)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ POLICIES = (
     "chunked_prefill:budget=7",
     "static_split",
     "static_split:alone=share,batch_tokens=9",
+    "random",
 )
 
 

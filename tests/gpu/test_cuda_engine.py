@@ -23,6 +23,7 @@ POLICIES = (
     "chunked_prefill:budget=900",
     "static_split:decode_fraction=0.12",
     "static_split:decode_fraction=0.4,alone=share",
+    "random",
 )
 
 

@@ -294,6 +294,79 @@ def test_who_finishes_a_prompt_in_a_mixed_step_decodes_in_the_next() -> None:
     assert (output.request_ids, output.tokens) == ((1, 2), (11, 21))
 
 
+def newcomer_under_way(blocks: int = 20, prompt: int = 5) -> tuple[Hands, Launch]:
+    """One request decodes, the last group of another's prompt runs."""
+    hands = Hands(blocks)
+    hands.decoding(1, (1,) * 5)
+    hands.arrive(2, (2,) * prompt, max_tokens=5, tpot_s=3.0)
+    hands.admit(2)
+    return hands, hands.prefill(2)
+
+
+@pytest.mark.parametrize("with_prompt", [False, True])
+def test_who_finishes_a_prompt_in_a_group_is_a_row_of_a_step_on_all_sms_behind_it(with_prompt: bool) -> None:
+    hands, group = newcomer_under_way()
+    if with_prompt:
+        hands.arrive(3, (3,) * 6)
+        hands.admit(3)
+    after = hands.start(MixedStep((3,), ((0, 5),), TOTAL_SMS) if with_prompt else DECODE)
+    assert len(after.rows) == 2
+    assert (hands.snapshot.prefilling_rows, hands.snapshot.decode_rows) == (0, 2)
+    output = hands.end(group, 20)
+    assert output is not None
+    assert (output.request_ids, output.tokens, output.first_tokens) == ((2,), (20,), ((2, 0),))
+    told_s = hands.now_s
+    slack_s = next(load.least_slack_s for load in hands.snapshot.decode_classes if load.tpot_s == 3.0)
+    assert slack_s == pytest.approx(6.0), "its second token, which is under way, counts as told"
+    output = hands.end(after, 10, 21)
+    assert output is not None
+    assert (output.request_ids, output.tokens) == ((1, 2), (10, 21))
+    assert hands.now_s == told_s + 1.0
+
+
+def test_a_step_on_a_share_does_not_wait_for_newcomers() -> None:
+    hands, group = newcomer_under_way()
+    beside = hands.start(DecodeStep(2))
+    assert len(beside.rows) == 1
+    hands.end(beside, 10)
+    hands.end(group, 20)
+    assert hands.snapshot.decode_rows == 2
+
+
+def test_a_newcomer_that_stops_at_its_first_token_has_none_in_the_step_behind() -> None:
+    hands, group = newcomer_under_way()
+    after = hands.start(DECODE)
+    output = hands.end(group, STOP)
+    assert output is not None
+    assert output.finished == (Finished(2, FinishReason.STOP, STOP),)
+    assert hands.ledger.used_blocks == 4, "the step behind may still write there"
+    output = hands.end(after, 10, 21)
+    assert output is not None
+    assert (output.request_ids, output.tokens) == ((1,), (10,))
+    assert hands.ledger.used_blocks == 2
+
+
+def test_a_newcomer_whose_group_fails_takes_nobody_of_the_step_behind_with_it() -> None:
+    hands, group = newcomer_under_way()
+    after = hands.start(DECODE)
+    output = hands.end(group, error="no")
+    assert output is not None
+    assert output.finished == (Finished(2, FinishReason.ERROR, None, "no"),)
+    output = hands.end(after, 10, 21)
+    assert output is not None
+    assert (output.request_ids, output.tokens) == ((1,), (10,))
+
+
+@pytest.mark.parametrize(("blocks", "rows"), [(5, 2), (4, 1)])
+def test_a_newcomer_that_begins_a_block_joins_ahead_if_one_is_left(blocks: int, rows: int) -> None:
+    hands, group = newcomer_under_way(blocks, prompt=8)
+    assert hands.snapshot.free_blocks == blocks - 4
+    after = hands.start(DECODE)
+    assert len(after.rows) == rows
+    hands.end(group, 20)
+    assert hands.snapshot.decode_rows == 2
+
+
 def test_slack_is_what_the_next_token_may_be_late() -> None:
     hands = Hands()
     hands.arrive(1, (1, 2), tpot_s=3.0)

@@ -37,6 +37,11 @@ class Lattice:
         return tuple(p for p in sorted(self.partitions) if p.prefill_sms and p.decode_sms)
 
     @cached_property
+    def is_shared(self) -> bool:
+        """Whether both lanes have the whole device at once."""
+        return Partition(self.total_sms, self.total_sms) in self.partitions
+
+    @cached_property
     def prefill_shares(self) -> frozenset[int]:
         """Every share a prefill step may ask for."""
         return frozenset(p.prefill_sms for p in self.partitions if p.prefill_sms)

@@ -11,6 +11,8 @@ the same kind of plan.
 from enum import StrEnum
 from typing import NamedTuple
 
+from bulletserve.core.partition import Lattice
+
 
 class Lane(StrEnum):
     """What carries steps."""
@@ -50,6 +52,12 @@ def lanes_of(start: Start) -> tuple[Lane, ...]:
     if isinstance(start, MixedStep):
         return (Lane.PREFILL, Lane.DECODE)
     return (Lane.DECODE,) if isinstance(start, DecodeStep) else (Lane.PREFILL,)
+
+
+def comes_after_both(start: Start, lattice: Lattice) -> bool:
+    """Whether a step begins after whatever is queued on either lane. Where both lanes' only share is the whole device
+    (streams that differ in priority alone), steps of one lane run side by side with the other's all the same."""
+    return start.sms == lattice.total_sms and (isinstance(start, MixedStep) or not lattice.is_shared)
 
 
 class Refusal(NamedTuple):

@@ -106,18 +106,14 @@ class DecodeSet:
         slo_class.tokens += job.kv_tokens
         self.tokens += job.kv_tokens
         if slo.tpot_s is not None:
-            first_s = now_s if job.first_token_s is None else job.first_token_s
-            generated = job.kv_tokens + 1 - job.prompt_tokens
-            job.slack_key_s = first_s + (generated - self._steps) * slo.tpot_s
-            insort(slo_class.slacks, (job.slack_key_s, job.id))
+            self._note_slack(slo_class, job, now_s if job.first_token_s is None else job.first_token_s)
 
-    def spoke(self, job: Job, joined_s: float, now_s: float) -> None:
-        """A row that joined at `joined_s`, before its first token was told, told it now: that is what counts."""
+    def spoke(self, job: Job, now_s: float) -> None:
+        """A row that joined before its first token was told, told it now: that is what counts."""
         slo_class = self._classes[job.request.slo]
         if slo_class.slo.tpot_s is not None:
             self._forget_slack(slo_class, job)
-            job.slack_key_s += now_s - joined_s
-            insort(slo_class.slacks, (job.slack_key_s, job.id))
+            self._note_slack(slo_class, job, now_s)
 
     def leave(self, job: Job) -> None:
         """Take a row out."""
@@ -174,6 +170,11 @@ class DecodeSet:
         since_s = self._steps * tpot_s - now_s
         first = bisect_right(slacks, (-since_s - LOST_TOKENS * tpot_s, -1))
         return slacks[first][0] + since_s if first < len(slacks) else NO_DEADLINE_S
+
+    def _note_slack(self, slo_class: _SloClass, job: Job, first_s: float) -> None:
+        generated = job.kv_tokens + 1 - job.prompt_tokens  # as it joined: what it has got since is counted by steps
+        job.slack_key_s = first_s + (generated - job.joined_at) * (slo_class.slo.tpot_s or 0.0)
+        insort(slo_class.slacks, (job.slack_key_s, job.id))
 
     def _forget_slack(self, slo_class: _SloClass, job: Job) -> None:
         del slo_class.slacks[bisect_left(slo_class.slacks, (job.slack_key_s, job.id))]

@@ -57,11 +57,24 @@ class Outlook:
 
     def mixed_s(self, prompts: Prompts) -> float:
         """A mixed step of these prompts and the decode rows."""
-        decode = self.decode
-        shape = StepShape.mixed(
-            prompts, decode.decode_rows, decode.decode_context, self._layers, decode.decode_rows + len(prompts)
-        )
+        rows = self.mixed_rows
+        shape = StepShape.mixed(prompts, rows, self._mixed_context, self._layers, rows + len(prompts))
         return self.seconds(shape, self.whole)
+
+    @once
+    def mixed_rows(self) -> int:
+        """Decode rows of the next mixed step: those that there are, and the prompts that end in groups before it."""
+        return self.decode.decode_rows + sum(shape.sampled for shape in self._ending)
+
+    @once
+    def _mixed_context(self) -> int:
+        return self.decode.decode_context + sum(shape.prefill_context + shape.sampled for shape in self._ending)
+
+    @once
+    def _ending(self) -> list[StepShape]:
+        """The groups under way that end prompts. (Those that end in a mixed step are rows already.)"""
+        shapes = [step.shape for step in self._snapshot.prefill_lane.steps]
+        return [shape for shape in shapes if shape.sampled and shape.kind == "prefill"]
 
     @once
     def token_s(self) -> float:

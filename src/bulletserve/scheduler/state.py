@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from bulletserve.core.correction import Correction
 from bulletserve.core.events import Aborted, Arrived, CacheReset, Event, Masked, Output, StepDone, Stop
 from bulletserve.core.launch import Launch, PromptPart, Seat
-from bulletserve.core.plan import DecodeStep, Lane, MixedStep, Plan, PrefillGroup, Start, lanes_of
+from bulletserve.core.plan import DecodeStep, Lane, MixedStep, Plan, PrefillGroup, Start, comes_after_both, lanes_of
 from bulletserve.core.ports import Guide
 from bulletserve.core.request import Finished, FinishReason, Request
 from bulletserve.core.snapshot import Limits
@@ -198,7 +198,7 @@ class State:
             self._end(job, FinishReason.REFUSED, message=NO_TOKEN_LEFT)
         self._outbox.tell(step, done)
         for job in step.firsts:
-            self._speak(job, step.started_s, now_s)
+            self._speak(job, now_s)
         for job, token in stopped:
             self.prefixes.settle(job, len(job.tokens) - 1)
             self._end(job, FinishReason.STOP, stop_id=token)
@@ -217,13 +217,13 @@ class State:
             if job.speaking:
                 self.prefixes.settle(job, len(job.tokens) - 1)
 
-    def _speak(self, job: Job, started_s: float, now_s: float) -> None:
+    def _speak(self, job: Job, now_s: float) -> None:
         """A prompt is computed, and the token after it is known."""
         job.speaking = True
         if job.first_token_s is None and not job.ended:
             job.first_token_s = now_s
             if job in self.decoding:
-                self.decoding.spoke(job, started_s, now_s)
+                self.decoding.spoke(job, now_s)
             self._outbox.firsts.append((job.id, min(job.cached, job.prompt_tokens)))
 
     def _end(
@@ -315,6 +315,8 @@ class State:
         blocks: list[tuple[int, int]] = []
         rows: tuple[int, ...] = ()
         context_tokens = 0
+        if not isinstance(start, PrefillGroup) and comes_after_both(start, self.limits.lattice):
+            self._join_ahead(now_s)
         if not isinstance(start, PrefillGroup) and self.decoding:
             rows = self.decoding.rows
             context_tokens = self.decoding.tokens + len(rows)
@@ -337,6 +339,18 @@ class State:
         self.lane_queues.start(self._next_step, start, len(step.firsts), len(rows), context_tokens, now_s)
         self._next_step += 1
         return step.launch
+
+    def _join_ahead(self, now_s: float) -> None:
+        """Prompts that end in groups under way are rows of a step that begins after these, as far as blocks go: the
+        plan was checked without them. Their next token waits for their first one on the device alone."""
+        ending = [job for step in self.steps.values() for job in step.firsts if job.phase is Phase.PREFILLING]
+        for job in ending:
+            begins_block = job.kv_tokens % self.limits.block_size == 0
+            if job.ended or job.masked or job.is_full:
+                continue
+            if not begins_block or self.decoding.blocks_needed < self.ledger.free_blocks:
+                self.prompts.drawn(job)
+                self._join(job, now_s)
 
     def _project_rows(self, step: StartedStep) -> list[tuple[int, int]]:
         step.drawn, step.drawn_ids = self.decoding.jobs, self.decoding.ids

@@ -54,8 +54,8 @@ class Delta(NamedTuple):
 
 class Answer:
     """The answer to one prompt. `tokens` counts all that were generated, shown or not. `place`: where its last delta
-    was put in line. It knows nothing of its call, which holds it: a circle would live until the garbage collector comes,
-    and thousands of them make that a pause."""
+    was put in line. It knows nothing of its call, which holds it: a circle would live until the garbage collector
+    comes, and thousands of them make that a pause."""
 
     __slots__ = (
         "admitted_s",

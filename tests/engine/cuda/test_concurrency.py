@@ -25,6 +25,7 @@ POLICIES = (
     "chunked_prefill:budget=40",
     "static_split:decode_fraction=0.1",
     "static_split:decode_fraction=0.3,alone=share,batch_tokens=9",
+    "random",
 )
 
 

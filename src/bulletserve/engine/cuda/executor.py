@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import torch
 
 from bulletserve.core.launch import Launch
-from bulletserve.core.partition import Lattice, Partition
-from bulletserve.core.plan import Lane, MixedStep, lanes_of
+from bulletserve.core.partition import Lattice
+from bulletserve.core.plan import Lane, comes_after_both, lanes_of
 from bulletserve.core.ports import Poster
 from bulletserve.engine.cuda.batch_steps import BatchSteps
 from bulletserve.engine.cuda.decode_steps import DecodeSteps
@@ -68,8 +68,6 @@ class CudaExecutor:
         self.before_step: BeforeStep | None = None
         self._manager = manager
         self._seats = seats
-        # Where streams only have priorities, both lanes' share is the whole device: they still run side by side.
-        self._one_share = Partition(self.lattice.total_sms, self.lattice.total_sms) in self.lattice.partitions
         self.batch, self.decode = batch, decode
         steps: dict[Lane, LaneSteps] = {Lane.PREFILL: batch, Lane.DECODE: decode}
         self._lanes = {lane: GpuLane(f"{lane}-lane", device, self._guarded(s), poster) for lane, s in steps.items()}
@@ -95,8 +93,7 @@ class CudaExecutor:
     def start(self, launch: Launch) -> None:
         """Queue a step on its lane."""
         step = launch.step
-        whole = step.sms == self.lattice.total_sms and (isinstance(step, MixedStep) or not self._one_share)
-        lanes = tuple(Lane) if whole else (launch.lane,)
+        lanes = tuple(Lane) if comes_after_both(step, self.lattice) else (launch.lane,)
         after = tuple(self._last[lane] for lane in lanes if lane in self._last and not self._last[lane].ended.is_set())
         stream = self._manager.stream(launch.lane, step.sms)
         task = GpuTask(launch, stream, after, self._seats.prepare(launch))

@@ -220,12 +220,17 @@ class _Decision:
         return Plan(starts=(self._group(self._total),), because="no answer is running: prefill has the device")
 
     def _decode_alone(self) -> Plan:
-        """No prompt is left to start. Those that are being finished join sooner if no step is queued ahead of them."""
+        """No prompt is left to start. Those that are being finished are rows of a step on the whole device behind their
+        group; of one on a share only if that is started after they have ended."""
         if self._decode.queued >= LANE_DEPTH:
             return Plan(because="decode is a step ahead")
         if not self._groups:
             return Plan(starts=(DecodeStep(self._total),), because="no prompt waits: decode has the device")
         share = self._groups[0].sms
+        outlook = self._outlook
+        nothing_beside = all(step.sms == self._total for step in self._groups)
+        if outlook.newcomers_s < inf and (nothing_beside or outlook.prefill_left_s <= outlook.decode_left_s):
+            return Plan(starts=(DecodeStep(self._total),), because="newcomers join behind the end of a batch")
         if share == self._total or self._decode.queued >= self._most_ahead:
             return Plan(because="newcomers are about to join")
         return Plan(starts=(DecodeStep(self._beside(share)),), because="beside the end of a batch")
@@ -257,7 +262,7 @@ class _Decision:
         way = self._busiest(pace_) if self._backlog else self._way(pace_)
         because = f"{way.describe()}; due in {due_s * 1e3:.1f} ms, load {self._load:.2f}"
         if way.kind == "mixed":
-            if self._decode.queued >= (self._most_ahead if self._is_short else LANE_DEPTH):
+            if self._decode.queued >= LANE_DEPTH:
                 return Plan(because="next, " + because)
             requests, ranges = prompt_ranges(self._snapshot, way.tokens, self._admitted)
             return Plan(starts=(MixedStep(requests, ranges, self._total),), because=because)
@@ -301,9 +306,10 @@ class _Decision:
 
     @property
     def _most_ahead(self) -> int:
-        """How many decode steps may be on their way beside prefill. Prompts that end before the step under way does
-        would have to wait for one that is queued behind it. If they outlast it, the next one begins without them in any
-        case, and most of a millisecond sooner if it has been queued: that counts where the target is short."""
+        """How many decode steps on a share may be on their way beside prefill. Prompts that end before the step under
+        way does would have to wait for one that is queued behind it. If they outlast it, the next one begins without
+        them in any case, and most of a millisecond sooner if it has been queued: that counts where the target is
+        short."""
         outlook = self._outlook
         if self._is_short:
             return 1 if outlook.newcomers_s <= outlook.decode_left_s * (1.0 + SURELY_LATER) else LANE_DEPTH
@@ -322,7 +328,7 @@ class _Decision:
         splits = self._snapshot.limits.lattice.splits if "split" in options.ways else ()
         ways = [sliced(outlook), *(split(outlook, self._batch, partition) for partition in splits)]
         if prompts := self._mixable:
-            ways += throughput.mixed_ways(outlook, prompts, self._snapshot.decode_rows, pace_.interval_s)
+            ways += throughput.mixed_ways(outlook, prompts, outlook.mixed_rows, pace_.interval_s)
         return max(ways, key=lambda way: throughput.rate(way, self._worth_s) / self._discount(way))
 
     @property
@@ -343,7 +349,7 @@ class _Decision:
         mixed_ways: list[Way] = []
         prompts = self._mixable
         if prompts:
-            most = MAX_BATCH_TOKENS - snapshot.decode_rows
+            most = MAX_BATCH_TOKENS - outlook.mixed_rows
             longest_s = self._limit_s(pace_, options.mixed_longer) - wait_s
 
             def most_price_s() -> float:
@@ -351,7 +357,7 @@ class _Decision:
                 split_ways = splits_within(outlook, self._batch, splits, limit_s, self._decode.sms)
                 return split_ways[0].price_s * (1.0 + SPLIT_LOSS) / (1.0 - HYSTERESIS) if split_ways else inf
 
-            mixed_ways = mixed_within(outlook, prompts, snapshot.decode_rows, most, longest_s, most_price_s)
+            mixed_ways = mixed_within(outlook, prompts, outlook.mixed_rows, most, longest_s, most_price_s)
             if mixed_ways and mixed_ways[0].price_s < -SURELY_FREE * limit_s:
                 return mixed_ways[0]  # no other way costs less than nothing, and what each costs need not be known
         if split_ways is None:
