@@ -73,19 +73,19 @@ CELLS = {
         "azure-code", MIDDLE, 600, {**chunked(256, 7.1, 10.9), "bullet": 14.4}, chunked(512, 6.8, 9.5)
     ),
     "arxiv-sum-middle": Cell(
-        "arxiv-sum", MIDDLE, 400, {**chunked(512, 6.0, 6.1), "bullet": 6.8}, chunked(1024, 5.8, 5.9)
+        "arxiv-sum", MIDDLE, 600, {**chunked(512, 6.0, 6.1), "bullet": 6.8}, chunked(1024, 5.8, 5.9)
     ),
     "long-context-middle": Cell(
         "long-context", MIDDLE, 240, {**chunked(512, 1.88, 1.96), "bullet": 2.07}, chunked(256, 1.75, 1.85)
     ),
     "long-context-tight": Cell(
-        "long-context", TIGHT, 120, {**chunked(256, 1.47, 1.56), "bullet": 1.65}, chunked(512, 1.4, 1.5)
+        "long-context", TIGHT, 240, {**chunked(256, 1.47, 1.56), "bullet": 1.65}, chunked(512, 1.4, 1.5)
     ),
     "azure-conv-tails-20": Cell("azure-conv", "--ttft-slo-ms 200 --tpot-slo-ms 15", 600, at("bullet"), rate=20),
     "azure-conv-tails-12": Cell(
         "azure-conv",
         TIGHT,
-        300,
+        600,
         at("bullet", *(f"{CHUNKED}={budget}" for budget in (112, 128, 144, 176))),
         rate=12,
     ),

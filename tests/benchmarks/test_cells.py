@@ -90,4 +90,5 @@ def test_every_cell_is_a_command(script: Callable[[str], Any], capsys: pytest.Ca
         assert [make_policy(policy) for policy in options.policies]
         assert cell.rate or len(options.around) == len(options.policies)
         assert Path(options.workload).stem in ("azure-code", "azure-conv", "arxiv-sum", "long-context")
+        assert options.requests == (240 if cell.workload == "long-context" else 600), "docs/benchmarks.md, Goodput"
     assert cells.SHAPE.exists()
