@@ -1,8 +1,9 @@
 """`bullet` over the simulated executor: what it starts on devices of known physics, and what it promises."""
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from random import Random
+from statistics import fmean
 from unittest.mock import patch
 
 import pytest
@@ -21,6 +22,7 @@ from bulletserve.scheduler.policies import bullet, make_policy
 from bulletserve.scheduler.policies.bullet import MIXED_LONGER, Bullet
 from bulletserve.scheduler.policy import Forecaster
 from bulletserve.scheduler.queue_rules import PATIENCE_S
+from bulletserve.scheduler.state import State
 from bulletserve.simulation import calibration_file
 from bulletserve.simulator.device import SimulatedDevice
 from bulletserve.simulator.engine import limits_of
@@ -191,6 +193,24 @@ def test_gaps_are_no_longer_than_the_target_and_first_ones_than_two(
     gaps = [answer.gaps_s for answer in simulation.collector.answers.values()]
     assert max(gap for each in gaps for gap in each[1:]) <= 0.012 * mixed_longer
     assert max(each[0] for each in gaps) <= 2 * 0.012 * 1.125
+
+
+def test_newcomers_are_rows_of_what_is_queued_behind_their_prompt() -> None:
+    """Decode is queued behind the last group of a batch, and its newcomers have their second token with that step."""
+    rng, slo = Random(1), Slo("a", 0.3, 0.012)
+    arrivals = [(rng.choice((20, 100, 300, 1500)), rng.randint(2, 60), rng.expovariate(1.0) * 0.08) for _ in range(150)]
+    at_s = list(accumulate(gap_s for *_, gap_s in arrivals))
+    requests = [Request(n, range(size), more, at_s[n], slo=slo) for n, (size, more, _) in enumerate(arrivals)]
+
+    def first_gap_s() -> float:
+        simulation, plans = serve(requests, Arithmetic(beside=1.1, ride=0.3))
+        behind = [plan for plan in plans if plan.because.startswith("newcomers join")]
+        assert behind and all(plan.starts == (DecodeStep(TOTAL_SMS),) for plan in behind)
+        return fmean(answer.gaps_s[0] for answer in simulation.collector.answers.values())
+
+    with_s = first_gap_s()
+    with patch.object(State, "_join_ahead", lambda self, now_s: None):
+        assert with_s < 0.95 * first_gap_s()
 
 
 def decode_steps(requests: list[Request], policy: str, host_s: float) -> list[tuple[float, float, int]]:
