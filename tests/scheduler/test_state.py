@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from typing import NoReturn
+from unittest.mock import patch
 
 import pytest
 
@@ -9,14 +10,17 @@ from bulletserve.core.correction import Correction
 from bulletserve.core.events import Aborted, Arrived, Output, StepDone
 from bulletserve.core.launch import Launch
 from bulletserve.core.operators import StepShape
+from bulletserve.core.partition import Lattice, Partition
 from bulletserve.core.plan import DecodeStep, MixedStep, Plan, PrefillGroup, Start
 from bulletserve.core.prefix import block_hashes
 from bulletserve.core.request import Finished, FinishReason, Request
 from bulletserve.core.slo import Slo
 from bulletserve.core.snapshot import Limits, Snapshot
+from bulletserve.scheduler import state
 from bulletserve.scheduler.engine_view import snapshot_of, status_of
 from bulletserve.scheduler.kv_ledger import KvLedger
 from bulletserve.scheduler.plan_check import plan_check
+from bulletserve.scheduler.policies.bullet import Bullet
 from bulletserve.scheduler.policy import Forecaster
 from bulletserve.scheduler.queue_rules import FIRST_COME, QueueRules
 from bulletserve.scheduler.state import State
@@ -38,6 +42,7 @@ class Hands:
         caching: bool = True,
         rules: QueueRules = FIRST_COME,
         estimator: Forecaster | None = None,
+        lattice: Lattice = LATTICE,
     ) -> None:
         limits = Limits(
             num_layers=4,
@@ -46,7 +51,7 @@ class Hands:
             max_seqs=4,
             group_token_layers=16,
             batch_tokens=16,
-            lattice=LATTICE,
+            lattice=lattice,
         )
         self.ledger = KvLedger(blocks + 1, block_size, caching)
         self.state = State(limits, self.ledger, rules, estimator)
@@ -333,6 +338,16 @@ def test_a_step_on_a_share_does_not_wait_for_newcomers() -> None:
     assert hands.snapshot.decode_rows == 2
 
 
+def test_where_both_lanes_have_all_sms_decode_neither_waits_for_newcomers_nor_is_queued_for_them() -> None:
+    hands = Hands(lattice=Lattice.of_splits(TOTAL_SMS, (Partition(TOTAL_SMS, TOTAL_SMS),)))
+    hands.decoding(1, (1,) * 5)
+    hands.arrive(2, (2,) * 5, max_tokens=5)
+    hands.admit(2)
+    hands.prefill(2)
+    assert len(hands.start(DECODE).rows) == 1
+    assert not Bullet().decide(hands.snapshot, Arithmetic()).starts
+
+
 def test_a_newcomer_that_stops_at_its_first_token_has_none_in_the_step_behind() -> None:
     hands, group = newcomer_under_way()
     after = hands.start(DECODE)
@@ -355,6 +370,42 @@ def test_a_newcomer_whose_group_fails_takes_nobody_of_the_step_behind_with_it() 
     output = hands.end(after, 10, 21)
     assert output is not None
     assert (output.request_ids, output.tokens) == ((1,), (10,))
+
+
+def test_a_newcomer_names_no_block_before_its_group_has_ended() -> None:
+    """Steps that end meanwhile may have rows name what they have filled; of a group that fails nothing is filled."""
+    hands = Hands()
+    hands.decoding(1, (1,) * 5)
+    beside = hands.start(DecodeStep(2))
+    hands.arrive(2, range(20, 29))
+    hands.admit(2)
+    group = hands.prefill(2)
+    after = hands.start(DECODE)
+    with patch.object(state, "NAMING_STEPS", 1):
+        hands.end(beside, 10)
+    hands.end(group, error="no")
+    hands.end(after, 11, 12)
+    hands.arrive(3, range(20, 29))
+    hands.admit(3)
+    assert hands.snapshot.admitted[0].computed_tokens == 0
+
+
+def test_a_newcomer_preempted_before_its_first_token_is_told_hears_what_is_under_way_and_comes_back() -> None:
+    hands = Hands(blocks=4)
+    hands.decoding(1, (1,) * 7)
+    hands.arrive(2, (2,) * 7)
+    hands.admit(2)
+    group = hands.prefill(2)
+    after = hands.start(DECODE)
+    assert len(after.rows) == 2
+    hands.do(Plan(preempt=(2,)))
+    output = hands.end(group, 20)
+    assert output is not None
+    assert (output.tokens, output.first_tokens) == ((20,), ((2, 0),))
+    output = hands.end(after, 10, 21)
+    assert output is not None
+    assert (output.request_ids, output.tokens) == ((1, 2), (10, 21))
+    assert [(entry.prompt_tokens, entry.preempted) for entry in hands.snapshot.waiting] == [(9, True)]
 
 
 @pytest.mark.parametrize(("blocks", "rows"), [(5, 2), (4, 1)])

@@ -21,7 +21,7 @@ class Phase(Enum):
 
     WAITING = "in the queue, holding nothing"
     ADMITTED = "blocks and seat reserved, in no started prefill batch"
-    PREFILLING = "in the started prefill batch, or its first token is being drawn"
+    PREFILLING = "in the started prefill batch, or its first token is being drawn and it has joined no step"
     DECODING = "a row of every decode step, but for the time in which its next token's mask is made"
     LEAVING = "in no further step; holds its blocks until the last started one has run"
 

@@ -1,7 +1,8 @@
 """The prompts that are being read: admitted requests, the batch between its layers, and first tokens being drawn.
 
-Knows nothing about blocks, lanes or decode. A request is here from its admission to the draw of its first token; a
-prompt that is cut into token ranges comes back to the admitted after each range but its last.
+Knows nothing about blocks, lanes or decode. A request is here from its admission to the draw of its first token, or
+until it joins a step that comes after that. A prompt that is cut into token ranges comes back to the admitted after
+each range but its last.
 """
 
 from collections.abc import Collection, Sequence
@@ -16,7 +17,8 @@ TokenRanges = tuple[tuple[int, int], ...]
 class PromptSet:
     """`batch` is the started prefill batch until its last layer is started, `progress` its state for the snapshot.
 
-    `drawing` counts prompts that are finished in started steps and whose first token is not known yet.
+    `drawing` counts prompts that are finished in started steps, whose first token is not known yet and that have not
+    joined the rows ahead of it.
     """
 
     def __init__(self) -> None:

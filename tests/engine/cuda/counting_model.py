@@ -209,7 +209,7 @@ def counting_executor(monkeypatch: pytest.MonkeyPatch, lattice: Lattice, blocks:
     }.items():
         for name, value in names.items():
             monkeypatch.setattr(module, name, value)
-    tokens = 64 + seqs
+    tokens = 4096 + seqs
 
     def workspace(*, batch: bool) -> SimpleNamespace:
         hidden, attended, sampled = (torch.zeros((n, 1), dtype=torch.int64) for n in (tokens, tokens, seqs))

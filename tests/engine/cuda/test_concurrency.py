@@ -138,6 +138,9 @@ def test_failing_steps_end_their_requests_and_change_no_other(monkeypatch, polic
         collector, _ = small.serve(requests, policy, delay=fail)
     broken = [r for r in requests if collector.answers[r.id].finish is FinishReason.ERROR]
     assert broken and len(broken) < len(requests)
+    for request in broken:
+        message = collector.messages[request.id]
+        assert "injected" in message or "layer group" in message
     for request in requests:
         tokens, right = collector.answers[request.id].tokens, expected(request)
         assert tokens == (right[: len(tokens)] if request in broken else right), f"request {request.id}"

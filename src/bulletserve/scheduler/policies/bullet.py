@@ -14,7 +14,7 @@ from math import inf
 from typing import ClassVar
 
 from bulletserve.core.errors import ConfigError
-from bulletserve.core.plan import DecodeStep, MixedStep, Plan, PrefillGroup, Start
+from bulletserve.core.plan import DecodeStep, MixedStep, Plan, PrefillGroup, Start, comes_after_both
 from bulletserve.core.slo import NO_DEADLINE_S
 from bulletserve.core.snapshot import (
     LANE_DEPTH,
@@ -228,9 +228,11 @@ class _Decision:
             return Plan(starts=(DecodeStep(self._total),), because="no prompt waits: decode has the device")
         share = self._groups[0].sms
         outlook = self._outlook
+        behind = DecodeStep(self._total)
         nothing_beside = all(step.sms == self._total for step in self._groups)
-        if outlook.newcomers_s < inf and (nothing_beside or outlook.prefill_left_s <= outlook.decode_left_s):
-            return Plan(starts=(DecodeStep(self._total),), because="newcomers join behind the end of a batch")
+        last = nothing_beside or outlook.prefill_left_s <= outlook.decode_left_s
+        if last and outlook.newcomers_s < inf and comes_after_both(behind, self._snapshot.limits.lattice):
+            return Plan(starts=(behind,), because="newcomers join behind the end of a batch")
         if share == self._total or self._decode.queued >= self._most_ahead:
             return Plan(because="newcomers are about to join")
         return Plan(starts=(DecodeStep(self._beside(share)),), because="beside the end of a batch")
