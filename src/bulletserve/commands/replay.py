@@ -47,7 +47,9 @@ def run(options: argparse.Namespace) -> int:
             damage = error
     console.print(f"{replay.turns} turns, {replay.decisions} decisions, {count} differences")
     if damage is None and not record.complete:
-        console.print("the record has no end: the process was killed, or recording ended before serving did")
+        console.print(
+            "the record has no end: the engine was killed or told twice to end, or recording ended before serving did"
+        )
     other = options.policy is not None and options.policy != engine.policy
     if count and other:
         console.print(

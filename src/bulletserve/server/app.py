@@ -29,7 +29,7 @@ from bulletserve.server.open_requests import OpenRequests
 from bulletserve.server.prompt_ids import PromptIds
 from bulletserve.server.prompts import PromptMaker
 from bulletserve.server.protocol import ChatBody, CommonBody, CompletionBody, parse_body
-from bulletserve.server.request_body import read_body
+from bulletserve.server.request_body import Bodies
 from bulletserve.server.request_facts import Watcher, facts_of
 from bulletserve.server.settings import ServerSettings, served_name
 from bulletserve.server.slo_fields import slo_classes
@@ -47,10 +47,12 @@ def create_app(
     open_requests: OpenRequests,
     codec: TextCodec,
     settings: ServerSettings,
+    bodies: Bodies,
     defaults: GenerationDefaults = GenerationDefaults(),  # noqa: B008 (frozen)
     watchers: Sequence[Watcher] = (),
 ) -> FastAPI:
-    """The application over one engine. It listens to the engine from its start-up on.
+    """The application over one engine. It listens to the engine from its start-up on. `bodies`: whoever ends it ends
+    those first.
 
     `defaults` are the checkpoint's sampling values for requests that set none; `watchers` are told of each request.
     """
@@ -68,8 +70,8 @@ def create_app(
         classes=slo_classes(settings.slo, settings.slo_classes),
         call_format=None if settings.tool_call_parser is None else FORMATS[settings.tool_call_parser],
     )
-    endpoints = _Endpoints(open_requests, prompts, settings)
-    texts = TextEndpoints(ids, prompts, codec, open_requests, settings)
+    endpoints = _Endpoints(open_requests, prompts, bodies, settings)
+    texts = TextEndpoints(ids, prompts, codec, open_requests, bodies, settings)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -104,8 +106,8 @@ def create_app(
         "/flush_cache": ("POST", endpoints.reset_prefix_cache, None),
         "/metrics": ("GET", endpoints.metrics, None),
     }
-    bodies = {path: body for path, (_, _, body) in routes.items() if body is not None}
-    routes["/openapi.json"] = ("GET", openapi.endpoint(bodies), None)
+    schemas = {path: body for path, (_, _, body) in routes.items() if body is not None}
+    routes["/openapi.json"] = ("GET", openapi.endpoint(schemas), None)
     for path, (method, handler, _) in routes.items():
         app.add_route(path, handler, methods=[method])
     return app
@@ -114,21 +116,24 @@ def create_app(
 class _Endpoints:
     """One method per path."""
 
-    def __init__(self, open_requests: OpenRequests, prompts: PromptMaker, settings: ServerSettings) -> None:
+    def __init__(
+        self, open_requests: OpenRequests, prompts: PromptMaker, bodies: Bodies, settings: ServerSettings
+    ) -> None:
         self._open_requests = open_requests
         self._prompts = prompts
+        self._bodies = bodies
         self._settings = settings
         self._started = int(time.time())
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions"""
-        body = parse_body(ChatBody, await self._body(request))
+        body = parse_body(ChatBody, await self._bodies.read(request))
         model = self._model(body.model)
         return self._answer(request, body, await self._prompts.chat(body), model, chat=True)
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions"""
-        body = parse_body(CompletionBody, await self._body(request))
+        body = parse_body(CompletionBody, await self._bodies.read(request))
         model = self._model(body.model)
         return self._answer(request, body, await self._prompts.completion(body), model, chat=False)
 
@@ -166,9 +171,6 @@ class _Endpoints:
         self._open_requests.reset_cache()
         return JSONResponse({"success": True})
 
-    async def _body(self, request: Request) -> bytes:
-        return await read_body(request, self._settings)
-
     def _model(self, name: str | None) -> str:
         return served_name(name, self._settings.served_names)
 
@@ -199,6 +201,16 @@ class _Endpoints:
         )
 
 
-async def _on_http_exception(_: Request, error: Exception) -> Response:
+async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return plain_error(error.status_code, dict(error.headers or {}))
+    headers, path = dict(error.headers or {}), request.scope["path"]
+    message = None
+    if error.status_code == 404:
+        message = f"there is no {path[:100]} here; a base URL for clients ends in /v1, such as {_base(request)}/v1"
+    elif error.status_code == 405:
+        message = f"{path[:100]} takes {headers.get('Allow', 'another method')}, not {request.method}"
+    return plain_error(error.status_code, headers, message)
+
+
+def _base(request: Request) -> str:
+    return f"{request.url.scheme}://{request.url.netloc}"[:200]

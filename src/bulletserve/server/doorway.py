@@ -3,6 +3,7 @@
 Knows nothing about what the routes do.
 """
 
+import asyncio
 import logging
 import re
 import uuid
@@ -62,6 +63,10 @@ class Doorway:
                 await refusal(scope, receive, send_with_id)
             else:
                 await self._app(scope, receive, send_with_id)
+        except asyncio.CancelledError:  # by whoever ends the server, when there is no more time
+            if not facts.status:
+                refusal = error_response(HttpError(503, "the server is shutting down", "shutting_down"))
+                await refusal(scope, receive, send_with_id)
         finally:
             facts.ended()
             self._tell(facts)

@@ -59,9 +59,9 @@ def error_response(error: Exception) -> Response:
     return Response(json.dumps(error_object(error)), status_of(error), headers, "application/json")
 
 
-def plain_error(status: int, headers: dict[str, str] | None = None) -> Response:
-    """The answer for an error that HTTP itself has a phrase for (404, 405)."""
-    response = error_response(HttpError(status, HTTPStatus(status).phrase.lower()))
+def plain_error(status: int, headers: dict[str, str] | None = None, message: str | None = None) -> Response:
+    """The answer for an error that HTTP itself has a phrase for (404, 405), which it has without a `message`."""
+    response = error_response(HttpError(status, message or HTTPStatus(status).phrase.lower()))
     response.headers.update(headers or {})
     return response
 

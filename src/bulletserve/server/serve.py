@@ -6,6 +6,7 @@ this server through `engine_died` and `engine_ready`, which may be called from a
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 import sys
@@ -21,6 +22,7 @@ from bulletserve.formats.description import GenerationDefaults
 from bulletserve.server.app import create_app
 from bulletserve.server.connection import limited_connections
 from bulletserve.server.open_requests import OpenRequests
+from bulletserve.server.request_body import Bodies
 from bulletserve.server.request_facts import Watcher
 from bulletserve.server.settings import ServerSettings
 from bulletserve.server.text_codec import TextCodec
@@ -34,6 +36,8 @@ _KEEP_ALIVE_S = 65
 
 _LOOK_EVERY_S = 0.02
 _SWITCH_S = 5e-4
+
+_log = logging.getLogger(__name__)
 
 
 class HttpServer:
@@ -63,7 +67,8 @@ class HttpServer:
             status_limit_s=settings.status_limit_s,
             step_limit_s=settings.step_limit_s,
         )
-        self.app = create_app(self.open_requests, codec, settings, defaults, watchers)
+        self._bodies = Bodies(settings)
+        self.app = create_app(self.open_requests, codec, settings, self._bodies, defaults, watchers)
         self._uvicorn = _Uvicorn(
             uvicorn.Config(
                 self.app,
@@ -142,6 +147,10 @@ class HttpServer:
 
     async def _drain(self, grace_s: float) -> None:
         self.open_requests.refuse_new()
+        self._bodies.end()
+        left = len(self.open_requests)
+        if left and grace_s:
+            _log.warning("shutting down: open requests have up to %g s, another signal ends them (%d)", grace_s, left)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + grace_s
         while len(self.open_requests) and loop.time() < deadline:

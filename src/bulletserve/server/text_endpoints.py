@@ -18,7 +18,7 @@ from bulletserve.server.open_requests import OpenRequests
 from bulletserve.server.prompt_ids import PromptIds
 from bulletserve.server.prompts import PromptMaker
 from bulletserve.server.protocol import ChatFields, Json, parse_body
-from bulletserve.server.request_body import read_body
+from bulletserve.server.request_body import Bodies
 from bulletserve.server.settings import ServerSettings, served_name
 from bulletserve.server.text_codec import TextCodec
 
@@ -58,17 +58,19 @@ class TextEndpoints:
         prompts: PromptMaker,
         codec: TextCodec,
         open_requests: OpenRequests,
+        bodies: Bodies,
         settings: ServerSettings,
     ) -> None:
         self._ids = ids
         self._prompts = prompts
         self._codec = codec
         self._open_requests = open_requests
+        self._bodies = bodies
         self._settings = settings
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize: the ids of a text or a chat, however long."""
-        body = parse_body(TokenizeBody, await read_body(request, self._settings))
+        body = parse_body(TokenizeBody, await self._bodies.read(request))
         served_name(body.model, self._settings.served_names)
         self._open_requests.check_room(1, at_work=self._ids.at_work)
         tokens = await self._tokens(body)
@@ -77,7 +79,7 @@ class TextEndpoints:
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize: the text of ids, special tokens included unless the body says otherwise."""
-        body = parse_body(DetokenizeBody, await read_body(request, self._settings))
+        body = parse_body(DetokenizeBody, await self._bodies.read(request))
         served_name(body.model, self._settings.served_names)
         self._open_requests.check_room(1, at_work=self._ids.at_work)
         skips = body.skip_special_tokens is True

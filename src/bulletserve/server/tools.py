@@ -47,7 +47,8 @@ def tool_use(body: ChatFields, auto: CallFormat | None, answer: MakeGrammar | No
     if choice == "auto":
         if auto is None:
             raise InvalidRequest(
-                'tool_choice "auto" needs bullet serve --enable-auto-tool-choice --tool-call-parser NAME; '
+                'tool_choice "auto" (with tools the default) needs bullet serve --enable-auto-tool-choice '
+                "--tool-call-parser NAME and a chat template that shows the model tools; "
                 '"required" and a named tool work without',
                 param="tool_choice",
             )
