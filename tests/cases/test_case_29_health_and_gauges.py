@@ -66,7 +66,7 @@ def test_case_29_gauges_fall_to_zero_after_a_mass_abort(served: Served) -> None:
         list(pool.map(ask, range(100)))
     wait_until(lambda: gauges(served)["request_success_total:abort"] == before + 100)
     wait_until(lambda: gauges(served)["num_requests_running"] == gauges(served)["num_requests_waiting"] == 0)
-    assert gauges(served)["kv_cache_usage_perc"] == 0
+    wait_until(lambda: gauges(served)["kv_cache_usage_perc"] == 0)  # a step under way holds the blocks it writes to
     assert served.http.get("/health").status_code == 200
 
 

@@ -51,6 +51,10 @@ class Lattice:
         """Every share a decode step may ask for."""
         return frozenset(p.decode_sms for p in self.partitions if p.decode_sms)
 
+    def decode_beside(self, prefill_sms: int) -> int:
+        """Decode's share where prefill has this one; the whole device if prefill has no such share beside another."""
+        return next((p.decode_sms for p in self.splits if p.prefill_sms == prefill_sms), self.total_sms)
+
     def nearest_split(self, decode_fraction: float) -> Partition:
         """The split whose decode share is nearest to a fraction of the device; all to one if there is none."""
         if not self.splits:

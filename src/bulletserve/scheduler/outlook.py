@@ -104,6 +104,12 @@ class Outlook:
         return inf
 
     @once
+    def ends_with_newcomers(self) -> bool:
+        """Whether prompts end, and a step on the whole device would wait for nothing that decode could go on beside."""
+        alone = all(step.sms == self.total_sms for step in self._snapshot.prefill_lane.steps)
+        return self.newcomers_s < inf and (alone or self.prefill_left_s <= self.decode_left_s)
+
+    @once
     def both_left_s(self) -> float:
         """Until a step on the whole device could begin: those that have all of it run one after the other, whichever
         lane they are on."""

@@ -341,14 +341,11 @@ class State:
         return step.launch
 
     def _join_ahead(self, now_s: float) -> None:
-        """Prompts that end in groups under way are rows of a step that begins after these, as far as blocks go: the
-        plan was checked without them. Their next token waits for their first one on the device alone."""
-        ending = [job for step in self.steps.values() for job in step.firsts if job.phase is Phase.PREFILLING]
-        for job in ending:
-            begins_block = job.kv_tokens % self.limits.block_size == 0
-            if job.ended or job.masked or job.is_full:
-                continue
-            if not begins_block or self.decoding.blocks_needed < self.ledger.free_blocks:
+        """Prompts that end in groups before a step are rows of it, as far as blocks go: its plan was checked without."""
+        for job in [job for step in self.steps.values() for job in step.firsts if job.phase is Phase.PREFILLING]:
+            needs_block = job.kv_tokens % self.limits.block_size == 0
+            has_room = not needs_block or self.decoding.blocks_needed < self.ledger.free_blocks
+            if has_room and not (job.ended or job.masked or job.is_full):
                 self.prompts.drawn(job)
                 self._join(job, now_s)
 

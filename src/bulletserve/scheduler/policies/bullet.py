@@ -227,25 +227,17 @@ class _Decision:
         if not self._groups:
             return Plan(starts=(DecodeStep(self._total),), because="no prompt waits: decode has the device")
         share = self._groups[0].sms
-        outlook = self._outlook
-        behind = DecodeStep(self._total)
-        nothing_beside = all(step.sms == self._total for step in self._groups)
-        last = nothing_beside or outlook.prefill_left_s <= outlook.decode_left_s
-        if last and outlook.newcomers_s < inf and comes_after_both(behind, self._snapshot.limits.lattice):
+        lattice, behind = self._snapshot.limits.lattice, DecodeStep(self._total)
+        if self._outlook.ends_with_newcomers and comes_after_both(behind, lattice):
             return Plan(starts=(behind,), because="newcomers join behind the end of a batch")
         if share == self._total or self._decode.queued >= self._most_ahead:
             return Plan(because="newcomers are about to join")
-        return Plan(starts=(DecodeStep(self._beside(share)),), because="beside the end of a batch")
+        return Plan(starts=(DecodeStep(lattice.decode_beside(share)),), because="beside the end of a batch")
 
     @once
     def _groups(self) -> Sequence[StepUnderWay]:
         """What the prefill lane has of its own. A decode step on the whole device would wait for all of it."""
         return [step for step in self._prefill.steps if step.shape.kind == "prefill"]
-
-    def _beside(self, prefill_sms: int) -> int:
-        """Decode's share where prefill has another."""
-        splits = self._snapshot.limits.lattice.splits
-        return next((p.decode_sms for p in splits if p.prefill_sms == prefill_sms), self._total)
 
     # --- both lanes -----------------------------------------------------------------------------------------
 
@@ -322,7 +314,7 @@ class _Decision:
         groups = self._groups
         if not groups or self._decode.queued >= self._most_ahead or any(step.sms == self._total for step in groups):
             return Plan(because=because)
-        return Plan(starts=(DecodeStep(self._beside(groups[-1].sms)),), because=because)
+        return Plan(starts=(DecodeStep(self._snapshot.limits.lattice.decode_beside(groups[-1].sms)),), because=because)
 
     def _busiest(self, pace_: Pace) -> Way:
         """The way that does the most work per second: nobody waits for a target, and many prompts wait."""
