@@ -341,7 +341,7 @@ class State:
         return step.launch
 
     def _join_ahead(self, now_s: float) -> None:
-        """Prompts that end in groups before a step are rows of it, as far as blocks go: its plan was checked without."""
+        """Prompts that end in groups before a step are rows of it, as far as blocks go: the plan does not know."""
         for job in [job for step in self.steps.values() for job in step.firsts if job.phase is Phase.PREFILLING]:
             needs_block = job.kv_tokens % self.limits.block_size == 0
             has_room = not needs_block or self.decoding.blocks_needed < self.ledger.free_blocks
