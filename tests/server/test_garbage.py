@@ -109,7 +109,7 @@ def test_a_client_that_vanishes_leaves_no_circle(lonely: Served, sent: bytes) ->
 
 def test_what_is_looked_for_is_found(lonely: Served) -> None:
     def knot() -> None:
-        made = ShuttingDown("no")
+        made = ShuttingDown()
         made.args = (made,)
 
     assert circles(lonely, knot) == {"bulletserve.server.open_requests.ShuttingDown": 1}

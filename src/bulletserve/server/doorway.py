@@ -14,6 +14,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bulletserve.server.http_errors import HttpError, error_response
+from bulletserve.server.open_requests import ShuttingDown
 from bulletserve.server.protocol import REQUEST_ID
 from bulletserve.server.request_facts import RequestFacts, Watcher, keep_facts
 
@@ -65,7 +66,7 @@ class Doorway:
                 await self._app(scope, receive, send_with_id)
         except asyncio.CancelledError:  # by whoever ends the server, when there is no more time
             if not facts.status:
-                refusal = error_response(HttpError(503, "the server is shutting down", "shutting_down"))
+                refusal = error_response(ShuttingDown())
                 await refusal(scope, receive, send_with_id)
         finally:
             facts.ended()

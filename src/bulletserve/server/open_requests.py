@@ -29,6 +29,9 @@ class ShuttingDown(RequestError):
     status = 503
     code = "shutting_down"
 
+    def __init__(self) -> None:
+        super().__init__("the server is shutting down")
+
 
 class OpenRequests:
     """The open requests of one front, over one engine at a time.
@@ -98,7 +101,7 @@ class OpenRequests:
     def end_all(self) -> None:
         """End every open request with `ShuttingDown`."""
         self._abort(list(self._open))
-        self._fail_all(ShuttingDown("the server is shutting down"))
+        self._fail_all(ShuttingDown())
 
     def trouble(self) -> str | None:
         """Why the engine cannot be expected to make progress; None if it can."""
@@ -135,7 +138,7 @@ class OpenRequests:
         """Raise what `submit` would for so many prompts with `copies` answers each, but for a dead engine: before any
         work is spent on them. `at_work`: calls that are not submitted yet."""
         if self._closing:
-            raise ShuttingDown("the server is shutting down")
+            raise ShuttingDown()
         if prompts > self._max_waiting:
             raise InvalidRequest(f"at most {self._max_waiting} prompts fit in one request", param="prompt")
         if prompts * copies > self._max_waiting:

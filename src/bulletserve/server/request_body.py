@@ -8,6 +8,7 @@ import asyncio
 from starlette.requests import ClientDisconnect, Request
 
 from bulletserve.server.http_errors import HttpError
+from bulletserve.server.open_requests import ShuttingDown
 from bulletserve.server.settings import ServerSettings
 
 
@@ -23,7 +24,7 @@ class Bodies:
         """The body of a JSON request; a missing content type counts as JSON.
 
         Raises `HttpError`: 415 for another type, 413 over the limit (as soon as that is known), 408 after the timeout,
-        400 if the client leaves half-way, 503 after `end`.
+        400 if the client leaves half-way; and `ShuttingDown` after `end`.
         """
         kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
         if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
@@ -43,7 +44,7 @@ class Bodies:
                         raise _too_large(self._limit_bytes)
         except TimeoutError:
             if self._ended:
-                raise HttpError(503, "the server is shutting down", "shutting_down") from None
+                raise ShuttingDown from None
             raise HttpError(408, f"the body did not arrive within {self._timeout_s:g} s") from None
         except ClientDisconnect:
             raise HttpError(400, "the body ended half-way") from None
